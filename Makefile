@@ -1,0 +1,60 @@
+# Each target makes the environment it needs. `make` alone lists the targets.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3.11
+PYTEST_ARGS ?=
+
+# On the CPU, offline and quiet, unless the caller's environment says otherwise (PJRT_DEVICE=TPU make bench).
+export PJRT_DEVICE ?= CPU
+export JAX_PLATFORMS ?= cpu
+export HF_HUB_OFFLINE ?= 1
+export TF_CPP_MIN_LOG_LEVEL ?= 2
+
+TORCHAX := 0.0.13
+SITE = $(@D)/lib/python3.11/site-packages
+
+.PHONY: help demo test lint bench env clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' Makefile
+
+demo: .venv/.stamp ## compile a first model and compare it with eager
+	.venv/bin/python examples/quickstart.py
+
+test: .venv/.stamp .venv-latest/.stamp ## run the suite in both environments (PYTEST_ARGS="-k rng -n 2")
+	.venv/bin/python -m pytest $(PYTEST_ARGS)
+	.venv-latest/bin/python -m pytest -m "not xla" $(PYTEST_ARGS)
+
+lint: .venv/.stamp ## check format, lint and types
+	.venv/bin/ruff format --check
+	.venv/bin/ruff check
+	.venv/bin/pyright pure_backend
+
+bench: .venv/.stamp ## run every benchmark
+	for script in benchmarks/[!_]*.py; do .venv/bin/python "$$script"; done
+
+env: .venv/.stamp .venv-latest/.stamp ## make both environments and report what they hold
+	.venv/bin/python -m pure_backend env
+	.venv-latest/bin/python -m pure_backend env
+
+clean: ## remove caches and build products; the environments stay
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -path './.venv*' -prune -o -name __pycache__ -exec rm -rf {} +
+
+# Every step may be repeated, and the stamp comes last, so an interrupted build is taken up again by the next `make`.
+# pip writes INSTALLER at the end of each package: one without it was cut short, and is forgotten so that pip repeats it.
+# torchax comes after the lock file, because the torch_xla wheel overwrites it with a copy of torchax 0.0.6.
+.venv/.stamp: requirements/xla.lock setup.py
+.venv-latest/.stamp: requirements/latest.lock setup.py
+.venv/.stamp .venv-latest/.stamp:
+	$(PYTHON) -m venv $(@D)
+	rm -rf $(SITE)/~*
+	for info in $(SITE)/*.dist-info; do test -e "$$info/INSTALLER" || rm -r "$$info"; done
+	$(@D)/bin/python -m pip install --quiet -r $<
+	test -e $(SITE)/torchax-$(TORCHAX).dist-info && grep -qs '^__version__ = "$(TORCHAX)"' $(SITE)/torchax/__init__.py || \
+	  $(@D)/bin/python -m pip install --quiet --force-reinstall --no-deps torchax==$(TORCHAX)
+	$(@D)/bin/python -m pip install --quiet --no-deps -e .
+	touch $@

@@ -1,0 +1,29 @@
+"""pure_backend: a `torch.compile` backend that runs pure graphs as cached JAX programs.
+
+Example:
+    >>> import torch
+    >>> model = torch.nn.Linear(4, 2)
+    >>> compiled = torch.compile(model, backend="assume_pure")
+    >>> compiled(torch.ones(3, 4)).shape
+    torch.Size([3, 2])
+"""
+
+from pure_backend.errors import DeviceError as DeviceError
+from pure_backend.errors import EnvironmentMismatchError as EnvironmentMismatchError
+from pure_backend.errors import LoweringError as LoweringError
+from pure_backend.errors import PureBackendError as PureBackendError
+from pure_backend.errors import UnsupportedOperatorError as UnsupportedOperatorError
+from pure_backend.options import Options as Options
+from pure_backend.counters import Statistics as Statistics
+from pure_backend.counters import reset_statistics as reset_statistics
+from pure_backend.counters import statistics as statistics
+
+__version__ = "0.1.0"
+
+
+def clear_caches() -> None:
+    """Forget every traced program and every view of a tensor; compiled models go on with what they hold."""
+    import sys
+
+    if (compiler := sys.modules.get("pure_backend.jax_bridge.compile")) is not None:
+        compiler.clear()

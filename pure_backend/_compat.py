@@ -1,0 +1,150 @@
+"""The one place that knows versions, and the one importer of torchax.
+
+torchax is used as a table of JAX functions for ATen operators (`aten_table`); its environment and tensor class are never
+entered. Importing it changes global state of torch and JAX and fails on newer torch, so the import is fenced here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.metadata
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from pure_backend.errors import EnvironmentMismatchError
+
+
+def jax():
+    """The `jax` module, imported at first compile and not on import of the package."""
+    import jax as module
+
+    return module
+
+
+def x64() -> contextlib.AbstractContextManager[None]:
+    """64-bit types for this thread and scope only.
+
+    Without it an int64 input lowers to an s32 parameter and XLA rejects the call.
+    """
+    return jax().enable_x64(True)
+
+
+@contextlib.contextmanager
+def _named_tensor_overloads_exist() -> Iterator[None]:
+    """Answer for the named-tensor overloads that torchax 0.0.13 names and torch 2.13 no longer has."""
+    packet = torch._ops.OpOverloadPacket
+    original = packet.__getattr__
+
+    def lookup(self, name):
+        try:
+            return original(self, name)
+        except AttributeError:
+            if "imname" in name or "names" in name:
+                return object()
+            raise
+
+    packet.__getattr__ = lookup
+    try:
+        yield
+    finally:
+        packet.__getattr__ = original
+
+
+@contextlib.contextmanager
+def _globals_kept() -> Iterator[None]:
+    """Put back the process-wide settings that importing torchax changes."""
+    fastpath = torch.backends.mha.get_fastpath_enabled()
+    telemetry = os.environ.get("ENABLE_RUNTIME_UPTIME_TELEMETRY")
+    config = jax().config
+    client_options = getattr(config, "jax_pjrt_client_create_options", None)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fastpath)
+        if telemetry is None:
+            os.environ.pop("ENABLE_RUNTIME_UPTIME_TELEMETRY", None)
+        if getattr(config, "jax_pjrt_client_create_options", None) != client_options:
+            config.update("jax_pjrt_client_create_options", client_options)
+
+
+@functools.cache
+def torchax():
+    """The `torchax` module, checked and with its side effects undone.
+
+    Raises:
+        EnvironmentMismatchError: torchax is missing, or its files are not those of the installed distribution (the
+            torch_xla wheel bundles an old copy).
+    """
+    try:
+        expected = importlib.metadata.version("torchax")
+        with _named_tensor_overloads_exist(), _globals_kept():
+            import torchax as module
+            import torchax.decompositions  # so that a user's own torchax.default_env() finds it imported
+            import torchax.ops.jaten
+            import torchax.ops.jtorch
+    except ImportError as error:
+        raise EnvironmentMismatchError(
+            f"torchax cannot be imported ({error}): pip install --force-reinstall --no-deps torchax==0.0.13, after torch_xla"
+        ) from error
+    if module.__version__ != expected:
+        raise EnvironmentMismatchError(
+            f"torchax's files are version {module.__version__} but its distribution is {expected}: torch_xla's wheel "
+            f"overwrote them. Run: pip install --force-reinstall --no-deps torchax=={expected}"
+        )
+    # torchax names the PrivateUse1 backend "jax" and calls it available; Dynamo on torch 2.13 then asks torch for device
+    # interfaces it does not have ("PyTorch is not linked with support for jax devices") in every compile.
+    module.device_module.is_available = lambda: False
+    return module
+
+
+@functools.cache
+def aten_table() -> dict[Any, Callable[..., Any]]:
+    """torchax's JAX functions, by `OpOverload` or `OpOverloadPacket`; those that need its environment are left out."""
+    torchax()
+    from torchax.ops import ops_registry
+
+    table = ops_registry.all_aten_ops
+    return {key: op.func for key, op in table.items() if op.is_jax_function and not op.needs_env}
+
+
+@functools.cache
+def torch_xla():
+    """The `torch_xla` module, or None where it is not installed."""
+    try:
+        import torch_xla as module
+    except ImportError:
+        return None
+    return module
+
+
+def dce_jaxpr(jaxpr: Any) -> tuple[Any, list[bool]]:
+    """A jaxpr without what its outputs do not need, and which of its inputs are left."""
+    from jax._src.interpreters import partial_eval
+
+    pruned, used = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[:2]
+    return pruned, list(used)
+
+
+@functools.cache
+def _silence_precision_warning() -> None:
+    """Torch 2.9 warns once a process when its matmul precision is *read*; the advice is for who sets it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.get_float32_matmul_precision()
+
+
+def float32_matmul_precision() -> str:
+    """`torch.get_float32_matmul_precision()`."""
+    _silence_precision_warning()
+    return torch.get_float32_matmul_precision()
+
+
+def with_outputs(jaxpr: Any, outvars: list[Any]) -> Any:
+    """A jaxpr with other outputs."""
+    names = jaxpr.debug_info._replace(result_paths=("",) * len(outvars))
+    return jaxpr.replace(outvars=outvars, debug_info=names)

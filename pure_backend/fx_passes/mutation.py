@@ -1,0 +1,391 @@
+"""Writes and views become values: after this pass a graph is a function of its inputs.
+
+Every storage that is written somewhere in the graph has a *cell*: the present value of its base, and where the base lies. A
+read of any tensor on that storage reads the cell through the tensor's geometry; a write, through whatever view, makes a new
+value of the cell. Storages that nobody writes are left alone, so most graphs pass through untouched.
+
+Before:                                  After:
+    %v = x.view(-1)                          %f = Functionalized("mul_", writes=(0,))(read_view(x, ...), 2)
+    %m = v.mul_(2)                           %c = write_view(x, f[1], ...)
+    return (x + 1, v)                        return (c + 1, c)      # x <- c is a write-back, v a view of the input x
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from pure_backend.errors import UnsupportedOperatorError
+from pure_backend.ir import functional_ops
+from pure_backend.ir.describe import tensor_leaves
+from pure_backend.ir.facts import facts, reads_input_scalar
+from pure_backend.ir.geometry import Geometry
+from pure_backend.fx_passes.replay import View, view_between, view_of_output
+
+_DETACHING = ("detach", torch.Tensor.detach, torch.detach, torch._C._autograd._get_data_attr)
+
+
+@dataclasses.dataclass(frozen=True)
+class Value:
+    """An output leaf that the program computes: its position among the program's outputs."""
+
+    index: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant:
+    """An output leaf that is no tensor."""
+
+    value: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Alias:
+    """An output leaf that shares memory in eager: a view of an input, or of another output of the program.
+
+    Attributes:
+        of_input: The input's position, or None.
+        of_output: The program output's position, or None.
+        view: How to make the leaf from it.
+    """
+
+    of_input: int | None
+    of_output: int | None
+    view: View
+
+
+@dataclasses.dataclass(frozen=True)
+class WriteBack:
+    """A program output that is the new value of an input.
+
+    Attributes:
+        input: The input's position.
+        index: The position among the program's outputs.
+        recorded: Whether autograd records the write, so that the input gets a gradient history.
+        storage: Whether the value is the whole storage, flat, instead of the input as it is.
+    """
+
+    input: int
+    index: int
+    recorded: bool
+    storage: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Functional:
+    """A graph of values and how its results become the original graph's results.
+
+    Attributes:
+        gm: The graph; its output is one flat tuple of tensors.
+        differentiable: Which of those tensors carry a gradient.
+        outputs: A leaf for each leaf of the original output.
+        out_spec: The pytree of the original output.
+        write_backs: The inputs that are written.
+        storage_inputs: Inputs of the original graph that the program takes as one flat tensor over the whole storage,
+            because written inputs overlap: position of the program's input to position of the original input.
+    """
+
+    gm: fx.GraphModule
+    differentiable: tuple[bool, ...]
+    outputs: tuple[Value | Constant | Alias, ...]
+    out_spec: pytree.TreeSpec
+    write_backs: tuple[WriteBack, ...]
+    storage_inputs: dict[int, int]
+
+
+def functionalize(gm: fx.GraphModule) -> Functional:
+    """Turn a propagated graph into a function of values.
+
+    Raises:
+        UnsupportedOperatorError: A write that cannot be expressed, with the node's source line.
+    """
+    return _Pass(gm).run()
+
+
+def functionalize_body(gm: fx.GraphModule) -> fx.GraphModule:
+    """Turn the propagated body of a higher-order operator into a function of values, one output a leaf.
+
+    Raises:
+        UnsupportedOperatorError: The body writes one of its inputs, which no program can show outside.
+    """
+    run = _Pass(gm, share_outputs=False).run()
+    if run.write_backs:
+        raise UnsupportedOperatorError("the body of a higher-order operator writes one of its inputs")
+    return run.gm
+
+
+@dataclasses.dataclass
+class _Cell:
+    base: Geometry
+    node: fx.Node
+    requires_grad: bool
+    recorded: bool = False
+    written: bool = False
+
+
+class _Pass:
+    def __init__(self, gm: fx.GraphModule, share_outputs: bool = True) -> None:
+        self.gm = gm
+        self.share_outputs = share_outputs
+        self.graph = fx.Graph()
+        self.placeholders = gm.graph.find_nodes(op="placeholder", sort=True)
+        self.written = _storages_with_cells(gm)
+        self.cells: dict[int, _Cell] = {}
+        self.env: dict[fx.Node, fx.Node] = {}
+        self.reads: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}
+        self.storage_inputs: dict[int, int] = {}
+        self.creators: dict[int, fx.Node] = {}
+        self.detached: set[fx.Node] = set()
+        self.runtime_scalars: set[fx.Node] = set()
+
+    def run(self) -> Functional:
+        for node in self.gm.graph.nodes:
+            if node.op != "output":
+                self.visit(node)
+        return self.finish(self.gm.graph.output_node())
+
+    def visit(self, node: fx.Node) -> None:
+        known = facts(node)
+        if not _has_tensor(known.value):
+            return self.visit_plain(node)
+        storage = known.geometry.storage if known.geometry else None
+        if storage is not None:
+            self.creators.setdefault(storage, node)
+        if node.op == "placeholder":
+            return self.visit_placeholder(node, storage)
+        if known.writes:
+            return self.visit_write(node)
+        if storage in self.cells:
+            return self.visit_view(node)
+        self.env[node] = self.copy(node)
+        if storage in self.written:
+            self.cells[storage] = _Cell(known.geometry, self.env[node], known.geometry.requires_grad)
+        return None
+
+    def visit_plain(self, node: fx.Node) -> None:
+        """A node without tensors: a constant of this call (see `read`), a body of a higher-order op, or a write."""
+        if facts(node).writes:
+            self.visit_write(node)
+        elif node.op == "placeholder":
+            self.copy(node)  # keeps its position; whoever reads it gets its value
+        elif isinstance(facts(node).value, fx.GraphModule):
+            self.env[node] = self.copy(node)
+        elif reads_input_scalar(node) or any(arg in self.runtime_scalars for arg in node.all_input_nodes):
+            self.runtime_scalars.add(node)
+            self.env[node] = self.copy(node)
+
+    def visit_view(self, node: fx.Node) -> None:
+        """A view of a cell needs no node, it is read when used; what matters is whether autograd connects them."""
+        parents = [arg for arg in node.all_input_nodes if arg in self.detached]
+        if parents or not facts(node).grad or node.target in _DETACHING:
+            self.detached.add(node)
+
+    def visit_placeholder(self, node: fx.Node, storage: int | None) -> None:
+        sharing = [p for p in self.placeholders if facts(p).geometry and facts(p).geometry.storage == storage]
+        if storage not in self.written or len(sharing) == 1:
+            self.env[node] = self.copy(node)
+            if storage in self.written:
+                self.cells[storage] = _Cell(facts(node).geometry, self.env[node], facts(node).geometry.requires_grad)
+            return
+        copied = self.copy(node)  # every original input keeps its position; only the first one is used, as the storage
+        if storage in self.cells:
+            return
+        position = self.placeholders.index(node)
+        self.storage_inputs[position] = position
+        base = _whole_storage(facts(node).value, [facts(p).geometry for p in sharing])
+        copied.meta["facts"] = dataclasses.replace(facts(node), value=base, geometry=Geometry.of(base))
+        self.cells[storage] = _Cell(Geometry.of(base)._replace(storage=storage), copied, base.requires_grad)
+
+    def visit_write(self, node: fx.Node) -> None:
+        known = facts(node)
+        tensors = [arg for arg in pytree.tree_leaves((node.args, node.kwargs)) if _is_tensor(arg)]
+        writes = tuple(tensors.index(arg) for arg in known.writes)
+        new = self.copy(node)
+        new.op, new.target = "call_function", functional_ops.Functionalized(node.target, writes)
+        new.meta["facts"] = dataclasses.replace(known, value=None, geometry=None, writes=())
+        new.meta["result"] = known.value
+        new.meta["written"] = tuple(facts(arg).value for arg in known.writes)
+        for i, arg in enumerate(known.writes):
+            value = self.emit(operator.getitem, (new, i + 1), node, facts(arg).value)
+            self.write(arg, value, node)
+        if known.geometry is not None and known.geometry.storage not in self.cells:
+            self.env[node] = self.emit(operator.getitem, (new, 0), node, known.value)
+        elif known.geometry is None and known.value is not None:
+            self.env[node] = self.emit(operator.getitem, (new, 0), node, known.value)
+
+    def write(self, arg: fx.Node, value: fx.Node, at: fx.Node) -> None:
+        """Make `value` the content of `arg`."""
+        geometry = facts(arg).geometry
+        cell = self.cells[geometry.storage]
+        old = cell.node
+        if not geometry.same_place(cell.base):
+            where = (_portable(cell.base), _portable(geometry))
+            value = self.emit(functional_ops.write_view, (old, value, *where), at, facts(old).value)
+        if not facts(at).grad or arg in self.detached:
+            if cell.requires_grad:
+                value = self.emit(functional_ops.keep_gradient, (value, old), at, facts(old).value)
+            else:
+                value = self.emit(torch.Tensor.detach, (value,), at, facts(old).value)
+        else:
+            cell.recorded = True
+            cell.requires_grad = cell.requires_grad or facts(arg).value.requires_grad
+        cell.node, cell.written = value, True
+
+    def read(self, node: fx.Node) -> Any:
+        """The node of the new graph that has the present value of a node of the old one, or the value of a plain node."""
+        geometry = facts(node).geometry
+        cell = self.cells.get(geometry.storage) if geometry else None
+        if cell is None:
+            return self.env[node] if node in self.env else facts(node).value
+        at, seen = self.reads.get(node, (None, None))
+        if at is cell.node:
+            return seen
+        result = cell.node
+        if not geometry.same_place(cell.base):
+            where = (_portable(cell.base), _portable(geometry))
+            result = self.emit(functional_ops.read_view, (cell.node, *where), node, facts(node).value)
+        if node in self.detached and cell.requires_grad:
+            result = self.emit(torch.Tensor.detach, (result,), node, facts(node).value)
+        self.reads[node] = (cell.node, result)
+        return result
+
+    def copy(self, node: fx.Node) -> fx.Node:
+        copied = self.graph.node_copy(node, self.read)
+        if bodies := facts(node).bodies:
+            bodies = tuple(functionalize_body(body) for body in bodies)
+            copied.meta["facts"] = dataclasses.replace(facts(node), bodies=bodies)
+        return copied
+
+    def emit(self, target: Any, args: tuple, source: fx.Node, value: Any) -> fx.Node:
+        """A new node that stands where `source` stood."""
+        node = self.graph.call_function(target, args)
+        node.meta.update({k: v for k, v in source.meta.items() if k in ("stack_trace", "nn_module_stack")})
+        geometry = Geometry.of(value) if isinstance(value, torch.Tensor) else None
+        node.meta["facts"] = dataclasses.replace(facts(source), value=value, geometry=geometry, writes=())
+        return node
+
+    def finish(self, output: fx.Node) -> Functional:
+        leaves, spec = pytree.tree_flatten(output.args[0])
+        results: list[fx.Node] = []
+        finder = _Outputs(self, results)
+        outputs = finder.describe(leaves)
+        differentiable = [facts(node).value.requires_grad for node in finder.positions]
+        write_backs = tuple(self.write_backs(results))
+        differentiable += [write_back.recorded for write_back in write_backs]
+        self.graph.output(tuple(results))
+        self.graph.eliminate_dead_code()
+        gm = fx.GraphModule(self.gm, self.graph)
+        return Functional(gm, tuple(differentiable), tuple(outputs), spec, write_backs, self.storage_inputs)
+
+    def write_backs(self, results: list[fx.Node]):
+        for position, node in enumerate(self.placeholders):
+            geometry = facts(node).geometry
+            cell = self.cells.get(geometry.storage) if geometry else None
+            if cell is None or not cell.written or self.creators[geometry.storage] is not node:
+                continue
+            results.append(cell.node)
+            recorded = cell.recorded and cell.requires_grad
+            yield WriteBack(position, len(results) - 1, recorded, position in self.storage_inputs)
+
+
+class _Outputs:
+    """Decides for every output leaf whether it is computed, constant, or shares memory."""
+
+    def __init__(self, of: _Pass, results: list[fx.Node]) -> None:
+        self.of = of
+        self.results = results
+        self.positions: dict[fx.Node, int] = {}
+
+    def describe(self, leaves: list[Any]) -> list[Value | Constant | Alias]:
+        shared = _storages_seen_twice(leaves)
+        return [self.leaf(leaf, shared) for leaf in leaves]
+
+    def leaf(self, leaf: Any, shared: set[int]) -> Value | Constant | Alias:
+        if not isinstance(leaf, fx.Node):
+            return Constant(leaf)
+        known = facts(leaf)
+        if known.geometry is None:
+            return Constant(known.value)
+        if not self.of.share_outputs:
+            return Value(self.position(leaf))
+        creator = self.of.creators[known.geometry.storage]
+        if creator.op == "placeholder":
+            origin = self.input_of(leaf, creator)
+            return Alias(self.of.placeholders.index(origin), None, view_between(origin, leaf))
+        if known.geometry.storage in shared and (view := view_of_output(creator, leaf)):
+            return Alias(None, self.position(creator), view)
+        return Value(self.position(leaf))
+
+    def input_of(self, leaf: fx.Node, creator: fx.Node) -> fx.Node:
+        """The input that a leaf on an input's storage was made from: itself, or the one its view chain starts at."""
+        node = leaf
+        while node.op != "placeholder":
+            storage = facts(leaf).geometry.storage
+            parents = [a for a in node.all_input_nodes if _shares(a, storage)]
+            if not parents:
+                return creator
+            node = parents[0]
+        return node
+
+    def position(self, node: fx.Node) -> int:
+        new = self.of.read(node)
+        if node not in self.positions:
+            self.results.append(new)
+            self.positions[node] = len(self.results) - 1
+        return self.positions[node]
+
+
+def _storages_with_cells(gm: fx.GraphModule) -> set[int]:
+    """Storages that are written, and those that `as_strided` may read outside of its argument."""
+    cells = {facts(arg).geometry.storage for node in gm.graph.nodes for arg in facts(node).writes}
+    strided = (n for n in gm.graph.nodes if n.target in ("as_strided", torch.as_strided))
+    return cells | {facts(node).geometry.storage for node in strided}
+
+
+def _shares(node: fx.Node, storage: int) -> bool:
+    leaves = pytree.tree_leaves(facts(node).value)
+    return any(isinstance(leaf, torch.Tensor) and Geometry.of(leaf).storage == storage for leaf in leaves)
+
+
+def _storages_seen_twice(leaves: list[Any]) -> set[int]:
+    seen: dict[int, fx.Node] = {}
+    twice = set()
+    for leaf in leaves:
+        if _is_tensor(leaf):
+            storage = facts(leaf).geometry.storage
+            if storage in seen and seen[storage] is not leaf:
+                twice.add(storage)
+            seen[storage] = leaf
+    return twice
+
+
+def _has_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) or bool(isinstance(value, (tuple, list)) and tensor_leaves(value))
+
+
+def _is_tensor(arg: Any) -> bool:
+    return isinstance(arg, fx.Node) and facts(arg).geometry is not None
+
+
+def _portable(geometry: Geometry) -> Geometry:
+    """Without the address, so that equal graphs have equal text."""
+    return geometry._replace(storage=0, requires_grad=False)
+
+
+def _whole_storage(value: torch.Tensor, sharing: list[Geometry]) -> torch.Tensor:
+    """A flat fake tensor over everything that the inputs on one storage show."""
+    if len({g.dtype for g in sharing}) > 1:
+        raise UnsupportedOperatorError("inputs that overlap in memory have different dtypes and are written")
+    if any(g.requires_grad for g in sharing):
+        raise UnsupportedOperatorError("inputs that overlap in memory are written and require gradients")
+    extent = max(
+        g.offset + 1 + sum((n - 1) * s for n, s in zip(g.size, g.stride, strict=True)) if 0 not in g.size else 0
+        for g in sharing
+    )
+    return value.as_strided((extent,), (1,), 0)
+

@@ -1,0 +1,5 @@
+"""Ask what the compiler did, and what it runs on."""
+
+from pure_backend.inspect.environment import Environment as Environment
+from pure_backend.inspect.environment import Problem as Problem
+from pure_backend.inspect.environment import report_environment as report_environment

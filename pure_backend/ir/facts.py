@@ -1,0 +1,54 @@
+"""What is known of a node's value, kept in `node.meta["facts"]`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import fx
+
+from pure_backend.ir.geometry import Geometry
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What propagation learned of one node.
+
+    Attributes:
+        value: The node's value: fake tensors, or a plain Python value where no tensor is involved. A fake tensor shows the
+            state at the end of the graph; what it was when the node ran is in `geometry`.
+        geometry: The value's geometry right after the node ran; None unless the value is one tensor.
+        writes: The argument nodes whose memory the node wrote.
+        grad: Whether autograd was recording while it ran.
+        autocast: Device type and dtype of the autocast regions that were open while it ran.
+        bodies: For a higher-order operator, its propagated bodies.
+    """
+
+    value: Any
+    geometry: Geometry | None = None
+    writes: tuple[fx.Node, ...] = ()
+    grad: bool = True
+    autocast: tuple[tuple[str, torch.dtype], ...] = ()
+    bodies: tuple[fx.GraphModule, ...] = ()
+
+    @classmethod
+    def of(cls, value: Any, **known: Any) -> Facts:
+        """Facts of a value whose geometry is its present one."""
+        return cls(value, Geometry.of(value) if isinstance(value, torch.Tensor) else None, **known)
+
+
+def facts(node: fx.Node) -> Facts:
+    """The facts of a node of a propagated graph."""
+    return node.meta["facts"]
+
+
+def reads_input_scalar(node: fx.Node) -> bool:
+    """Whether a node is `item()` of a float input: how Dynamo spells a Python float argument that may change.
+
+    Its value stays a runtime input of the program, so a new learning rate or temperature compiles nothing.
+    """
+    if node.op != "call_method" or node.target != "item" or node.args[0].op != "placeholder":
+        return False
+    value = facts(node.args[0]).value
+    return isinstance(value, torch.Tensor) and value.dtype is torch.float64

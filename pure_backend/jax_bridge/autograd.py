@@ -1,0 +1,117 @@
+"""A program as one node of torch's autograd graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from pure_backend.jax_bridge.program import Program
+
+
+class _Saved:
+    """What a backward needs, freed with the graph as torch's own saved tensors are."""
+
+    __slots__ = ("fresh", "tensors", "versions")
+
+    def __init__(self, tensors: Sequence[Any], fresh: Sequence[Any]) -> None:
+        self.tensors = tensors
+        self.versions = [_version(tensor) for tensor in tensors]
+        self.fresh = fresh
+
+    def check(self, position: int) -> torch.Tensor:
+        """An input, as it was in the forward.
+
+        Raises:
+            RuntimeError: It was modified in place since, as torch would say of a saved tensor.
+        """
+        tensor = self.tensors[position]
+        if _version(tensor) != self.versions[position]:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"input {position} of a compiled graph, {tensor.type()} {list(tensor.shape)}, is at version "
+                f"{tensor._version}; expected version {self.versions[position]} instead"
+            )
+        return tensor
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+class PureFunction(torch.autograd.Function):
+    """Runs a program and gives its gradient; one class for all programs, so that torch makes no class a call.
+
+    `PureFunction.apply(program, *inputs)` returns the program's outputs. Residuals ride on one empty saved tensor: saving them
+    one by one would cost 1 us each, and torch frees this one as it frees any (after backward without `retain_graph`).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, program: Program, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Outputs; the residuals are kept."""
+        results = program.forward(program.runtime.enter(inputs))
+        outputs = tuple(map(program.runtime.leave, results[: program.outputs]))
+        holder = torch.empty(0)
+        holder.pure_backend_saved = _Saved(inputs, results[program.outputs :])  # type: ignore[attr-defined]
+        ctx.save_for_backward(holder)
+        ctx.program = program
+        ctx.mark_non_differentiable(
+            *(t for t, carries in zip(outputs, program.differentiable, strict=True) if not carries)
+        )
+        ctx.set_materialize_grads(False)
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        """Gradients of the inputs; None for those that no given cotangent reaches."""
+        (holder,) = ctx.saved_tensors
+        program, saved = ctx.program, holder.pure_backend_saved
+        carried = [c for c, carries in zip(cotangents, program.differentiable, strict=True) if carries]
+        present = tuple(c is not None for c in carried)
+        given = [c for c in carried if c is not None]
+        grads: list[torch.Tensor | None] = [None] * (len(saved.tensors) + 1)
+        if not given:
+            return tuple(grads)
+        if torch.is_grad_enabled():
+            results = _differentiable_gradients(program, saved, present, given)
+        else:
+            results = _gradients(program, saved, present, given)
+        reached = _reached(program, present)
+        for position, grad in zip(program.inputs, results, strict=True):
+            if position in reached:
+                grads[position + 1] = grad
+        return tuple(grads)
+
+
+def _reached(program: Program, present: tuple[bool, ...]) -> frozenset[int]:
+    reach = [inputs for inputs, carries in zip(program.reach, program.differentiable, strict=True) if carries]
+    return frozenset().union(*(inputs for inputs, here in zip(reach, present, strict=True) if here))
+
+
+def _gradients(program: Program, saved: _Saved, present: tuple[bool, ...], given: list[torch.Tensor]):
+    """The backward program on the residuals of the forward."""
+    runtime = program.runtime
+    residuals = program.derivative.residuals
+    own = iter(runtime.enter([saved.check(r.input) for r in residuals if r.input is not None]))
+    handles = [saved.fresh[r.fresh] if r.input is None else next(own) for r in residuals]
+    results = program.backward(present)([*handles, *runtime.enter(given)])
+    return [runtime.leave(result) for result in results]
+
+
+def _differentiable_gradients(program: Program, saved: _Saved, present, given):
+    """With `create_graph=True`: the gradient as a program of the original inputs, itself differentiable."""
+    gradient = program.gradient(present)
+    used = set(gradient.forward.kept)
+    inputs = [saved.check(i) if i in used else saved.tensors[i] for i in range(len(saved.tensors))]
+    return call_program(gradient, [*inputs, *given])
+
+
+def call_program(program: Program, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """The outputs of a program, with gradient if it has one and autograd records."""
+    if program.inputs and any(program.differentiable):
+        with torch.enable_grad():
+            return PureFunction.apply(program, *inputs)
+    with torch.no_grad():
+        results = program.forward(program.runtime.enter(inputs))
+        return [program.runtime.leave(result) for result in results]

@@ -1,0 +1,83 @@
+"""A functional graph -> a `Program`, found in the cache or traced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import torch
+from torch import fx
+
+from pure_backend import _compat, counters
+from pure_backend.ir.facts import facts
+from pure_backend.jax_bridge.avals import is_differentiable, to_aval
+from pure_backend.jax_bridge.cache import ProgramCache, graph_key
+from pure_backend.jax_bridge.program import Program
+from pure_backend.jax_bridge.runtimes import runtime_for
+from pure_backend.jax_bridge.trace import trace
+
+programs = ProgramCache()
+"""The programs of this process."""
+
+
+def compile_graph(
+    gm: fx.GraphModule,
+    differentiable: Sequence[bool],
+    reach: Sequence[frozenset[int]],
+    device_type: str,
+    remat: Any,
+) -> Program:
+    """The program of a functional graph.
+
+    Args:
+        gm: Its placeholders that are tensors become the program's inputs 1, 2, ...; input 0 is the random key.
+        differentiable: For each output, whether it carries a gradient.
+        reach: For each output, the tensor placeholders (by position among them) whose gradient it contributes to.
+        device_type: Where it will run.
+        remat: See `Options.remat`.
+    """
+    _compat.torchax()
+    tensors = [facts(n).value for n in gm.graph.find_nodes(op="placeholder", sort=True)]
+    tensors = [value for value in tensors if isinstance(value, torch.Tensor)]
+    wanted = tuple(i + 1 for i, t in enumerate(tensors) if t.requires_grad and is_differentiable(t.dtype))
+    inputs = wanted if any(differentiable) else ()
+    key = (graph_key(gm), tuple(differentiable), tuple(reach), inputs, device_type, remat, _settings())
+
+    def make() -> Program:
+        with counters.stage("trace"), _compat.x64():
+            counters.count("traces")
+            jaxpr, uses_key = trace(_tensors_only(gm), [to_aval(t) for t in tensors])
+        shifted = tuple(frozenset(i + 1 for i in inputs) for inputs in reach)
+        carries = tuple(differentiable) if inputs else (False,) * len(differentiable)
+        return Program(jaxpr, inputs, carries, shifted, uses_key, runtime_for(device_type), remat)
+
+    return programs.get(key, make)
+
+
+def _tensors_only(gm: fx.GraphModule) -> fx.GraphModule:
+    """The graph without placeholders that are no tensors: their values are constants in its nodes already."""
+    for node in gm.graph.find_nodes(op="placeholder"):
+        if not isinstance(facts(node).value, torch.Tensor):
+            gm.graph.erase_node(node)
+    return gm
+
+
+def _settings() -> tuple[Any, ...]:
+    """Process-wide settings that change what a program computes."""
+    config = jax.config
+    return (
+        _compat.float32_matmul_precision(),
+        torch.get_default_dtype(),
+        config.jax_default_matmul_precision,
+        config.jax_default_prng_impl,
+        config.jax_numpy_dtype_promotion,
+        config.jax_threefry_partitionable,
+    )
+
+
+def clear() -> None:
+    """Forget every program and every view of a tensor."""
+    programs.clear()
+    for device_type in ("cpu", "cuda"):
+        runtime_for(device_type).clear()

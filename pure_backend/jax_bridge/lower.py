@@ -1,0 +1,53 @@
+"""jaxpr -> HLO, once, for the platform of the device that will run it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+from jax.extend import core
+
+from pure_backend import _compat, counters
+from pure_backend.jax_bridge.trace import matmul_precision
+
+
+@dataclasses.dataclass(frozen=True)
+class Lowered:
+    """A lowered program.
+
+    Attributes:
+        stage: JAX's own lowered stage: its StableHLO, and what compiles it.
+        kept: Positions of the inputs the program reads; the others are not passed.
+        outputs: How many outputs it has.
+    """
+
+    stage: Any
+    kept: tuple[int, ...]
+    outputs: int
+
+
+def lower(jaxpr: Any, platform: str) -> Lowered:
+    """Lower a closed jaxpr.
+
+    Args:
+        jaxpr: The program; inputs that it does not use are dropped.
+        platform: "cpu", "cuda" or "tpu". Lowering by platform makes Pallas kernels Mosaic for TPU from any host.
+    """
+    used, kept = _used_inputs(jaxpr)
+    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in used.jaxpr.invars]
+    function = core.jaxpr_as_fun(used)
+    with counters.stage("lower"), _compat.x64(), matmul_precision():
+        traced = jax.jit(function, keep_unused=True).trace(*avals)
+        stage = traced.lower(lowering_platforms=(platform,))
+    counters.count("lowerings")
+    return Lowered(stage, kept, len(jaxpr.jaxpr.outvars))
+
+
+def _used_inputs(jaxpr: Any) -> tuple[Any, tuple[int, ...]]:
+    """The program with only the inputs it reads, but with one at least: torch_xla takes no computation without inputs."""
+    pruned, used = _compat.dce_jaxpr(jaxpr.jaxpr)
+    if not any(used):
+        return jaxpr, tuple(range(len(used)))
+    kept = tuple(i for i, keep in enumerate(used) if keep)
+    return core.ClosedJaxpr(pruned, jaxpr.consts), kept

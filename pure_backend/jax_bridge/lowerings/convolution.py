@@ -1,0 +1,174 @@
+"""Convolutions and pooling, in torch's `N, C, spatial...` layout."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from pure_backend.jax_bridge.lowerings.registry import Site, lowers
+
+
+def _tuple(value, n: int) -> tuple[int, ...]:
+    value = (value,) * n if isinstance(value, int) else tuple(value)
+    return value * n if len(value) == 1 else value
+
+
+def _padding(padding, kernel, dilation, n: int):
+    if padding == "valid":
+        return [(0, 0)] * n
+    if padding == "same":
+        total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+        return [(t // 2, t - t // 2) for t in total]
+    return [(p, p) for p in _tuple(padding, n)]
+
+
+def _convolve(x, weight, stride, padding, dilation, groups, lhs_dilation=None):
+    n = weight.ndim - 2
+    spatial = "DHW"[3 - n :]
+    layout = (f"NC{spatial}", f"OI{spatial}", f"NC{spatial}")
+    return lax.conv_general_dilated(
+        x,
+        weight,
+        stride,
+        padding,
+        lhs_dilation=lhs_dilation,
+        rhs_dilation=dilation,
+        dimension_numbers=layout,
+        feature_group_count=groups,
+    )
+
+
+def _batched(x, n: int):
+    """`x` with a batch dimension, and whether it had none."""
+    return (x[None], True) if x.ndim == n + 1 else (x, False)
+
+
+@lowers("F.conv1d", "F.conv2d", "F.conv3d", "conv1d", "conv2d", "conv3d")
+def convolution(site: Site, x, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
+    """Convolution of `x: f[batch, in, ...]` with `weight: f[out, in / groups, ...]`."""
+    n = weight.ndim - 2
+    stride, dilation = _tuple(stride, n), _tuple(dilation, n)
+    x, single = _batched(x.astype(site.dtype), n)
+    pads = _padding(padding, weight.shape[2:], dilation, n)
+    out = _convolve(x, weight.astype(site.dtype), stride, pads, dilation, groups)
+    out = out if bias is None else out + bias.astype(site.dtype).reshape(-1, *(1,) * n)
+    return out[0] if single else out
+
+
+@lowers("F.conv_transpose1d", "F.conv_transpose2d", "F.conv_transpose3d")
+@lowers("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+def conv_transpose(site: Site, x, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
+    """The gradient of a convolution as an operator: `weight: f[in, out / groups, ...]`."""
+    n = weight.ndim - 2
+    stride, padding, dilation = _tuple(stride, n), _tuple(padding, n), _tuple(dilation, n)
+    extra = _tuple(output_padding, n)
+    x, single = _batched(x.astype(site.dtype), n)
+    kernel = weight.astype(site.dtype)
+    kernel = kernel.reshape(groups, kernel.shape[0] // groups, *kernel.shape[1:])
+    kernel = jnp.swapaxes(kernel, 1, 2).reshape(-1, weight.shape[0] // groups, *weight.shape[2:])
+    kernel = jnp.flip(kernel, tuple(range(2, kernel.ndim)))
+    reach = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
+    pads = [(r - p, r - p + e) for r, p, e in zip(reach, padding, extra, strict=True)]
+    out = _convolve(x, kernel, (1,) * n, pads, dilation, groups, lhs_dilation=stride)
+    out = out if bias is None else out + bias.astype(site.dtype).reshape(-1, *(1,) * n)
+    return out[0] if single else out
+
+
+@lowers("aten::convolution")
+def aten_convolution(site: Site, x, weight, bias, stride, padding, dilation, transposed, output_padding, groups):
+    """ATen's one convolution."""
+    if transposed:
+        return conv_transpose(site, x, weight, bias, stride, padding, output_padding, groups, dilation)
+    return convolution(site, x, weight, bias, stride, padding, dilation, groups)
+
+
+def _windows(x, kernel, stride, padding, dilation, n: int, ceil_mode: bool, out_shape):
+    """Window arguments of `lax.reduce_window` that give torch's own output size."""
+    kernel, dilation = _tuple(kernel, n), _tuple(dilation, n)
+    stride = kernel if stride is None or stride == [] else _tuple(stride, n)
+    pads = []
+    for size, k, s, p, d, o in zip(x.shape[-n:], kernel, stride, _tuple(padding, n), dilation, out_shape[-n:], strict=True):
+        needed = (o - 1) * s + d * (k - 1) + 1
+        pads.append((p, max(needed - size - p, 0)))
+    lead = x.ndim - n
+    return {
+        "window_dimensions": (1,) * lead + kernel,
+        "window_strides": (1,) * lead + stride,
+        "padding": [(0, 0)] * lead + pads,
+        "window_dilation": (1,) * lead + dilation,
+    }
+
+
+@lowers("F.max_pool1d", "F.max_pool2d", "F.max_pool3d", "max_pool1d", "max_pool2d", "max_pool3d")
+def max_pool(site: Site, x, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False):
+    """Largest value of each window."""
+    if return_indices:
+        return NotImplemented
+    n = _pooled_dims(site, kernel_size)
+    lowest = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
+    args = _windows(x, kernel_size, stride, padding, dilation, n, ceil_mode, site.out.shape)
+    return lax.reduce_window(x, np.asarray(lowest, x.dtype)[()], lax.max, **args)
+
+
+def _pooled_dims(site: Site, kernel) -> int:
+    name = getattr(site.node.target, "__name__", "")
+    for n in (1, 2, 3):
+        if f"{n}d" in name:
+            return n
+    return len(kernel)
+
+
+@lowers("F.avg_pool1d", "F.avg_pool2d", "F.avg_pool3d", "avg_pool1d", "aten::avg_pool2d", "aten::avg_pool3d")
+def avg_pool(
+    site: Site, x, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True, divisor_override=None
+):
+    """Mean of each window."""
+    n = _pooled_dims(site, kernel_size)
+    args = _windows(x, kernel_size, stride, padding, 1, n, ceil_mode, site.out.shape)
+    total = lax.reduce_window(x, np.zeros((), x.dtype)[()], lax.add, **args)
+    if divisor_override:
+        return total / divisor_override
+    return total / _window_sizes(x, args, _tuple(padding, n), n, count_include_pad)
+
+
+def _window_sizes(x, args, padding, n: int, count_include_pad: bool):
+    """How many elements each window divides by: those inside the input, with the declared padding counted or not."""
+    shape = x.shape[-n:]
+    pads = args["padding"][-n:]
+    ones = jnp.ones(shape, x.dtype)
+    if count_include_pad:
+        ones = jnp.pad(ones, [(p, p) for p in padding], constant_values=1)
+        pads = [(0, max(high - p, 0)) for (_, high), p in zip(pads, padding, strict=True)]
+    return lax.reduce_window(
+        ones,
+        np.zeros((), x.dtype)[()],
+        lax.add,
+        window_dimensions=args["window_dimensions"][-n:],
+        window_strides=args["window_strides"][-n:],
+        padding=pads,
+    )
+
+
+@lowers("F.adaptive_avg_pool1d", "F.adaptive_avg_pool2d", "F.adaptive_avg_pool3d", "adaptive_avg_pool1d")
+@lowers("aten::_adaptive_avg_pool2d", "aten::_adaptive_avg_pool3d", "aten::adaptive_avg_pool1d")
+def adaptive_avg_pool(site: Site, x, output_size):
+    """Mean of windows of (almost) equal size; each dimension is a product with a small averaging matrix."""
+    n = _pooled_dims(site, output_size)
+    for dim in range(x.ndim - n, x.ndim):
+        size, out = x.shape[dim], site.out.shape[dim]
+        if out == 1:
+            x = jnp.mean(x, dim, keepdims=True)
+        elif size % out == 0:
+            x = x.reshape(*x.shape[:dim], out, size // out, *x.shape[dim + 1 :]).mean(dim + 1)
+        else:
+            x = jnp.moveaxis(jnp.moveaxis(x, dim, -1) @ _averaging(size, out, x.dtype), -1, dim)
+    return x
+
+
+def _averaging(size: int, out: int, dtype):
+    columns = []
+    for i in range(out):
+        start, end = i * size // out, -(-(i + 1) * size // out)
+        columns.append([1 / (end - start) if start <= j < end else 0.0 for j in range(size)])
+    return jnp.asarray(columns, dtype).T

@@ -1,0 +1,328 @@
+"""Operators that act on each element: arithmetic, comparison, logic, selection, conversion."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pure_backend.jax_bridge.lowerings.registry import Site, lowers
+from pure_backend.jax_bridge.lowerings.values import as_array, wide
+
+_UNARY = {
+    "abs": jnp.abs,
+    "acos": jnp.arccos,
+    "acosh": jnp.arccosh,
+    "angle": jnp.angle,
+    "asin": jnp.arcsin,
+    "asinh": jnp.arcsinh,
+    "atan": jnp.arctan,
+    "atanh": jnp.arctanh,
+    "cos": jnp.cos,
+    "cosh": jnp.cosh,
+    "digamma": jax.scipy.special.digamma,
+    "erf": lax.erf,
+    "erfc": lax.erfc,
+    "erfinv": lax.erf_inv,
+    "exp": jnp.exp,
+    "exp2": jnp.exp2,
+    "expm1": jnp.expm1,
+    "lgamma": lax.lgamma,
+    "log": jnp.log,
+    "log10": jnp.log10,
+    "log1p": jnp.log1p,
+    "log2": jnp.log2,
+    "reciprocal": lambda x: 1 / x,
+    "rsqrt": lax.rsqrt,
+    "sin": jnp.sin,
+    "sinc": jnp.sinc,
+    "sinh": jnp.sinh,
+    "sqrt": jnp.sqrt,
+    "tan": jnp.tan,
+    "tanh": jnp.tanh,
+    "deg2rad": jnp.deg2rad,
+    "rad2deg": jnp.rad2deg,
+}
+_EXACT = {
+    "ceil": jnp.ceil,
+    "conj_physical": jnp.conj,
+    "conj": jnp.conj,
+    "floor": jnp.floor,
+    "frac": lambda x: x - jnp.trunc(x),
+    "isfinite": jnp.isfinite,
+    "isinf": jnp.isinf,
+    "isnan": jnp.isnan,
+    "isneginf": jnp.isneginf,
+    "isposinf": jnp.isposinf,
+    "neg": lambda x: -x,
+    "negative": lambda x: -x,
+    "positive": lambda x: x,
+    "resolve_conj": lambda x: x,
+    "resolve_neg": lambda x: x,
+    "sgn": jnp.sign,
+    "sign": jnp.sign,
+    "signbit": jnp.signbit,
+    "square": lambda x: x * x,
+    "trunc": jnp.trunc,
+    "fix": jnp.trunc,
+    "real": jnp.real,
+    "imag": jnp.imag,
+    "bitwise_not": jnp.bitwise_not,
+    "logical_not": jnp.logical_not,
+}
+_ARITHMETIC = {
+    "mul": jnp.multiply,
+    "multiply": jnp.multiply,
+    "true_divide": jnp.divide,
+    "floor_divide": jnp.floor_divide,
+    "remainder": jnp.remainder,
+    "fmod": jnp.fmod,
+    "maximum": jnp.maximum,
+    "minimum": jnp.minimum,
+    "fmax": jnp.fmax,
+    "fmin": jnp.fmin,
+    "atan2": jnp.arctan2,
+    "arctan2": jnp.arctan2,
+    "hypot": jnp.hypot,
+    "copysign": jnp.copysign,
+    "logaddexp": jnp.logaddexp,
+    "logaddexp2": jnp.logaddexp2,
+    "bitwise_and": jnp.bitwise_and,
+    "bitwise_or": jnp.bitwise_or,
+    "bitwise_xor": jnp.bitwise_xor,
+    "bitwise_left_shift": jnp.left_shift,
+    "bitwise_right_shift": jnp.right_shift,
+    "nextafter": jnp.nextafter,
+}
+_COMPARISON = {
+    "eq": jnp.equal,
+    "ne": jnp.not_equal,
+    "lt": jnp.less,
+    "le": jnp.less_equal,
+    "gt": jnp.greater,
+    "ge": jnp.greater_equal,
+    "not_equal": jnp.not_equal,
+    "greater": jnp.greater,
+    "greater_equal": jnp.greater_equal,
+    "less": jnp.less,
+    "less_equal": jnp.less_equal,
+}
+_LOGIC = {"logical_and": jnp.logical_and, "logical_or": jnp.logical_or, "logical_xor": jnp.logical_xor}
+
+
+def _unary(fn):
+    def lower(site: Site, x):
+        x = x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(site.dtype)
+        return fn(wide(x)).astype(site.dtype)
+
+    return lower
+
+
+def _arithmetic(fn):
+    def lower(site: Site, x, y):
+        return fn(as_array(x, site.dtype), as_array(y, site.dtype))
+
+    return lower
+
+
+def _comparison(fn):
+    def lower(site: Site, x, y):
+        dtype = site.promoted(*site.args[:2])
+        return fn(as_array(x, dtype), as_array(y, dtype))
+
+    return lower
+
+
+for _name, _fn in _UNARY.items():
+    lowers(_name)(_unary(_fn))
+for _name, _fn in _EXACT.items():
+    lowers(_name)(lambda site, x, fn=_fn: fn(x))
+for _name, _fn in _ARITHMETIC.items():
+    lowers(_name)(_arithmetic(_fn))
+for _name, _fn in _COMPARISON.items():
+    lowers(_name)(_comparison(_fn))
+for _name, _fn in _LOGIC.items():
+    lowers(_name)(lambda site, x, y, fn=_fn: fn(as_array(x, bool), as_array(y, bool)))
+
+
+@lowers("add")
+def add(site: Site, x, y, alpha=1):
+    """`x + alpha * y`; on bools a logical or."""
+    if site.dtype == jnp.bool_:
+        return jnp.logical_or(as_array(x, bool), jnp.logical_and(as_array(y, bool), bool(alpha)))
+    x, y = as_array(x, site.dtype), as_array(y, site.dtype)
+    return x + (y if _is_one(alpha) else as_array(alpha, site.dtype) * y)
+
+
+@lowers("sub", "subtract")
+def sub(site: Site, x, y, alpha=1):
+    """`x - alpha * y`."""
+    x, y = as_array(x, site.dtype), as_array(y, site.dtype)
+    return x - (y if _is_one(alpha) else as_array(alpha, site.dtype) * y)
+
+
+@lowers("rsub")
+def rsub(site: Site, x, y, alpha=1):
+    """`y - alpha * x`."""
+    return sub(site, y, x, alpha)
+
+
+def _is_one(alpha: Any) -> bool:
+    return isinstance(alpha, (int, float)) and alpha == 1
+
+
+@lowers("div", "divide")
+def div(site: Site, x, y, rounding_mode=None):
+    """Division; `rounding_mode` "trunc" or "floor" keeps the promoted dtype."""
+    x, y = as_array(x, site.dtype), as_array(y, site.dtype)
+    if rounding_mode == "floor":
+        return jnp.floor_divide(x, y)
+    if rounding_mode == "trunc":
+        return lax.div(*jnp.broadcast_arrays(x, y)) if jnp.issubdtype(x.dtype, jnp.integer) else jnp.trunc(x / y)
+    return x / y
+
+
+@lowers("pow", "float_power")
+def power(site: Site, x, y):
+    """Power; an exponent known at compile time stays one, so that `x ** 2` is a product."""
+    if isinstance(y, (int, float)) and float(y).is_integer() and abs(y) < 2**31 and isinstance(x, jax.Array):
+        if jnp.issubdtype(site.dtype, jnp.integer) and y < 0:
+            return jnp.power(as_array(x, site.dtype), as_array(y, site.dtype))
+        return lax.integer_pow(as_array(x, site.dtype), int(y))
+    return jnp.power(as_array(x, site.dtype), as_array(y, site.dtype))
+
+
+@lowers("where")
+def where(site: Site, condition, x, y):
+    """Selection by a bool condition."""
+    return jnp.where(condition.astype(bool), as_array(x, site.dtype), as_array(y, site.dtype))
+
+
+@lowers("masked_fill")
+def masked_fill(site: Site, x, mask, value):
+    """`value` where `mask`, `x` elsewhere."""
+    return jnp.where(mask, as_array(value, site.dtype), x)
+
+
+@lowers("clamp", "clip")
+def clamp(site: Site, x, min=None, max=None):
+    """Values limited to `[min, max]`; NaN stays NaN."""
+    x = as_array(x, site.dtype)
+    if min is not None:  # selections, because at a bound torch passes the whole gradient and minimum/maximum half of it
+        min = as_array(min, site.dtype)
+        x = jnp.where(x < min, min, x)
+    if max is not None:
+        max = as_array(max, site.dtype)
+        x = jnp.where(x > max, max, x)
+    return x
+
+
+@lowers("clamp_min")
+def clamp_min(site: Site, x, min):
+    """Lower limit."""
+    return clamp(site, x, min)
+
+
+@lowers("clamp_max")
+def clamp_max(site: Site, x, max):
+    """Upper limit."""
+    return clamp(site, x, None, max)
+
+
+@lowers("lerp")
+def lerp(site: Site, start, end, weight):
+    """`start + weight * (end - start)`."""
+    start, end, weight = (as_array(v, site.dtype) for v in (start, end, weight))
+    return start + weight * (end - start)
+
+
+@lowers("addcmul")
+def addcmul(site: Site, x, a, b, *, value=1):
+    """`x + value * a * b`."""
+    x, a, b = (as_array(v, site.dtype) for v in (x, a, b))
+    return x + as_array(value, site.dtype) * a * b
+
+
+@lowers("addcdiv")
+def addcdiv(site: Site, x, a, b, *, value=1):
+    """`x + value * a / b`."""
+    x, a, b = (as_array(v, site.dtype) for v in (x, a, b))
+    return x + as_array(value, site.dtype) * a / b
+
+
+@lowers("round")
+def round_(site: Site, x, decimals=0):
+    """Rounds half to even."""
+    return jnp.round(x, decimals)
+
+
+@lowers("nan_to_num")
+def nan_to_num(site: Site, x, nan=0.0, posinf=None, neginf=None):
+    """Finite values in the place of NaN and infinities."""
+    return jnp.nan_to_num(x, nan=0.0 if nan is None else nan, posinf=posinf, neginf=neginf)
+
+
+@lowers("to", "type", "type_as", "float", "half", "double", "bfloat16", "int", "long", "short", "bool", "char", "byte")
+def convert(site: Site, x, *args, **kwargs):
+    """Conversion: torch's own result says to which dtype; where it lives is the runtime's business."""
+    if jnp.issubdtype(x.dtype, jnp.complexfloating) and not jnp.issubdtype(site.dtype, jnp.complexfloating):
+        x = (x != 0) if site.dtype == jnp.bool_ else x.real
+    return x.astype(site.dtype)
+
+
+for _name in ("aten::_to_copy", "cfloat", "cdouble", "cpu", "cuda", "contiguous", "clone", "alias", "aten::lift_fresh"):
+    lowers(_name)(convert)
+for _name in ("aten::lift_fresh_copy", "aten::detach", "aten::view_of", "aten::_conj_physical"):
+    lowers(_name)(convert if "conj" not in _name else (lambda site, x: jnp.conj(x)))
+lowers("_conj", "aten::_conj")(lambda site, x: jnp.conj(x))
+lowers("aten::_neg_view", "_neg_view")(lambda site, x: -x)
+
+
+@lowers("detach", "_get_data_attr")
+def detach(site: Site, x):
+    """The value without its gradient."""
+    return lax.stop_gradient(x)
+
+
+@lowers("complex")
+def complex_(site: Site, real, imag):
+    """A complex number of two real ones."""
+    return lax.complex(real, imag)
+
+
+@lowers("polar")
+def polar(site: Site, abs, angle):
+    """A complex number of length and angle."""
+    return lax.complex(abs * jnp.cos(angle), abs * jnp.sin(angle))
+
+
+@lowers("view_as_complex")
+def view_as_complex(site: Site, x):
+    """`f[..., 2]` as `c[...]`."""
+    return lax.complex(x[..., 0], x[..., 1])
+
+
+@lowers("view_as_real")
+def view_as_real(site: Site, x):
+    """`c[...]` as `f[..., 2]`."""
+    return jnp.stack([x.real, x.imag], axis=-1)
+
+
+@lowers("copy_", "copy")
+def copy_(site: Site, x, source, non_blocking=False):
+    """The source, in the target's shape and dtype."""
+    return jnp.broadcast_to(as_array(source, x.dtype), x.shape)
+
+
+@lowers("fill_", "fill")
+def fill_(site: Site, x, value):
+    """One value everywhere."""
+    return jnp.broadcast_to(as_array(value, x.dtype), x.shape)
+
+
+@lowers("zero_", "zero")
+def zero_(site: Site, x):
+    """Zero everywhere."""
+    return jnp.zeros_like(x)

@@ -1,0 +1,81 @@
+"""Products. Each is one `dot_general` that keeps the caller's dimensions: nothing is merged by a reshape, because a merged
+dimension stops sharding propagation and costs time on TPU (pytorch/xla issue 8713)."""
+
+from __future__ import annotations
+
+import string
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pure_backend.jax_bridge.lowerings.registry import Site, lowers
+from pure_backend.jax_bridge.lowerings.values import as_array
+
+
+def _same(site: Site, *operands):
+    return [operand.astype(site.dtype) for operand in operands]
+
+
+@lowers("F.linear", "aten::linear")
+def linear(site: Site, x, weight, bias=None):
+    """`x @ weight.T + bias` for `x: f[..., in]`, `weight: f[out, in]`."""
+    x, weight = _same(site, x, weight)
+    out = lax.dot_general(x, weight, (((x.ndim - 1,), (weight.ndim - 1,)), ((), ())))
+    return out if bias is None else out + bias.astype(site.dtype)
+
+
+@lowers("matmul", "mm", "bmm", "mv", "dot", "linalg_matmul")
+def matmul(site: Site, x, y):
+    """Matrix product with broadcast batch dimensions."""
+    return jnp.matmul(*_same(site, x, y))
+
+
+@lowers("addmm", "baddbmm", "addmv")
+def addmm(site: Site, bias, x, y, *, beta=1, alpha=1):
+    """`beta * bias + alpha * (x @ y)`."""
+    product = jnp.matmul(*_same(site, x, y))
+    product = product if alpha == 1 else product * as_array(alpha, site.dtype)
+    if beta == 0:
+        return product
+    bias = bias.astype(site.dtype)
+    return product + (bias if beta == 1 else bias * as_array(beta, site.dtype))
+
+
+@lowers("outer", "ger")
+def outer(site: Site, x, y):
+    """Outer product."""
+    return jnp.outer(*_same(site, x, y))
+
+
+@lowers("einsum")
+def einsum(site: Site, equation, *operands):
+    """Einstein summation, string and sublist form."""
+    if isinstance(equation, jax.Array):
+        equation, operands = _from_sublists((equation, *operands))
+    if len(operands) == 1 and isinstance(operands[0], (tuple, list)):
+        operands = operands[0]
+    return jnp.einsum(equation.replace(" ", ""), *_same(site, *operands))
+
+
+def _from_sublists(args):
+    letters = string.ascii_letters
+    operands, terms, rest = [], [], list(args)
+    while len(rest) > 1:
+        operands.append(rest.pop(0))
+        terms.append("".join("..." if i is Ellipsis else letters[i] for i in rest.pop(0)))
+    out = "->" + "".join("..." if i is Ellipsis else letters[i] for i in rest[0]) if rest else ""
+    return ",".join(terms) + out, operands
+
+
+@lowers("tensordot")
+def tensordot(site: Site, a, b, dims=2, out=None):
+    """Contraction over several dimensions."""
+    return jnp.tensordot(*_same(site, a, b), axes=dims)
+
+
+@lowers("F.bilinear", "bilinear")
+def bilinear(site: Site, x1, x2, weight, bias=None):
+    """`x1 @ weight[k] @ x2`."""
+    out = jnp.einsum("...i,kij,...j->...k", *_same(site, x1, weight, x2))
+    return out if bias is None else out + bias

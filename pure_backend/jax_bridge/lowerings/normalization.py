@@ -1,0 +1,135 @@
+"""Normalization layers, computed in f32 for 16-bit floats."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import lax
+
+from pure_backend.jax_bridge.lowerings.registry import Site, lowers, updates
+from pure_backend.jax_bridge.lowerings.values import wide
+
+
+def _normalized(x, over, eps):
+    mean = jnp.mean(x, over, keepdims=True)
+    var = jnp.mean(jnp.square(x - mean), over, keepdims=True)
+    return (x - mean) * lax.rsqrt(var + eps), mean, var
+
+
+def _affine(x, weight, bias, shape=None):
+    """Scale and shift, the parameters seen in `shape`."""
+    if weight is not None:
+        x = x * wide(weight if shape is None else weight.reshape(shape))
+    if bias is not None:
+        x = x + wide(bias if shape is None else bias.reshape(shape))
+    return x
+
+
+@lowers("F.layer_norm", "layer_norm", "aten::layer_norm")
+def layer_norm(site: Site, x, normalized_shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
+    """Normalization over the last dimensions."""
+    over = tuple(range(x.ndim - len(normalized_shape), x.ndim))
+    out, _, _ = _normalized(wide(x), over, eps)
+    return _affine(out, weight, bias).astype(site.dtype)
+
+
+@lowers("aten::native_layer_norm")
+def native_layer_norm(site: Site, x, normalized_shape, weight, bias, eps):
+    """`(out, mean, rstd)`."""
+    over = tuple(range(x.ndim - len(normalized_shape), x.ndim))
+    out, mean, var = _normalized(wide(x), over, eps)
+    return _affine(out, weight, bias), mean, lax.rsqrt(var + eps)
+
+
+@lowers("F.rms_norm", "rms_norm")
+def rms_norm(site: Site, x, normalized_shape, weight=None, eps=None):
+    """Division by the root mean square of the last dimensions."""
+    over = tuple(range(x.ndim - len(normalized_shape), x.ndim))
+    eps = float(jnp.finfo(x.dtype).eps) if eps is None else eps
+    work = wide(x)
+    out = work * lax.rsqrt(jnp.mean(jnp.square(work), over, keepdims=True) + eps)
+    return _affine(out, weight, None).astype(site.dtype)
+
+
+@lowers("F.group_norm", "group_norm")
+def group_norm(site: Site, x, num_groups, weight=None, bias=None, eps=1e-5, cudnn_enabled=True):
+    """Normalization over groups of channels."""
+    grouped = wide(x).reshape(x.shape[0], num_groups, -1)
+    out, _, _ = _normalized(grouped, (2,), eps)
+    return _affine(out.reshape(x.shape), weight, bias, _channels(x)).astype(site.dtype)
+
+
+@lowers("aten::native_group_norm")
+def native_group_norm(site: Site, x, weight, bias, n, c, hw, groups, eps):
+    """`(out, mean, rstd)`."""
+    out, mean, var = _normalized(wide(x).reshape(n, groups, -1), (2,), eps)
+    out = _affine(out.reshape(x.shape), weight, bias, _channels(x))
+    return out, mean.reshape(n, groups), lax.rsqrt(var + eps).reshape(n, groups)
+
+
+def _channels(x) -> tuple[int, ...]:
+    return (1, -1) + (1,) * (x.ndim - 2)
+
+
+def _running(stat, new, momentum):
+    return ((1 - momentum) * wide(stat) + momentum * new).astype(stat.dtype)
+
+
+@lowers("F.batch_norm")
+@updates
+def batch_norm(
+    site: Site, x, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5
+):
+    """Normalization of each channel; in training by the batch, whose statistics move the running ones.
+
+    A writing call returns `(out, new running_mean, new running_var)`; the running variance takes the unbiased one.
+    """
+    work, shape = wide(x), _channels(x)
+    if not training:
+        scale = lax.rsqrt(wide(running_var) + eps).reshape(shape)
+        return _affine((work - wide(running_mean).reshape(shape)) * scale, weight, bias, shape).astype(site.dtype)
+    over = (0, *range(2, x.ndim))
+    out, mean, var = _normalized(work, over, eps)
+    out = _affine(out, weight, bias, shape).astype(site.dtype)
+    if not site.writes:
+        return out
+    n = x.size // x.shape[1]
+    mean, var = lax.stop_gradient(mean.reshape(-1)), lax.stop_gradient(var.reshape(-1)) * (n / max(n - 1, 1))
+    return out, _running(running_mean, mean, momentum), _running(running_var, var, momentum)
+
+
+@lowers("F.instance_norm")
+@updates
+def instance_norm(
+    site: Site,
+    x,
+    running_mean=None,
+    running_var=None,
+    weight=None,
+    bias=None,
+    use_input_stats=True,
+    momentum=0.1,
+    eps=1e-5,
+):
+    """Normalization of each channel of each sample; a writing call returns the new running statistics too."""
+    if not use_input_stats:
+        return batch_norm(site, x, running_mean, running_var, weight, bias, False, momentum, eps)
+    over = tuple(range(2, x.ndim))
+    out, mean, var = _normalized(wide(x), over, eps)
+    out = _affine(out, weight, bias, _channels(x)).astype(site.dtype)
+    if not site.writes:
+        return out
+    n = x.size // (x.shape[0] * x.shape[1])
+    mean = lax.stop_gradient(mean.reshape(x.shape[:2]).mean(0))
+    var = lax.stop_gradient(var.reshape(x.shape[:2]).mean(0)) * (n / max(n - 1, 1))
+    return out, _running(running_mean, mean, momentum), _running(running_var, var, momentum)
+
+
+@lowers("F.normalize")
+def normalize(site: Site, x, p=2.0, dim=1, eps=1e-12, out=None):
+    """`x / max(norm(x), eps)`."""
+    if p != 2.0:
+        return NotImplemented
+    squares = jnp.sum(jnp.square(wide(x)), dim, keepdims=True)
+    positive = squares > 0
+    length = jnp.where(positive, jnp.sqrt(jnp.where(positive, squares, 1)), 0)
+    return (wide(x) / jnp.maximum(length, eps)).astype(site.dtype)

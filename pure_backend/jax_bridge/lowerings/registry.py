@@ -1,0 +1,151 @@
+"""Which JAX function lowers which torch operator.
+
+A lowering is `fn(site, *args, **kwargs)`: the node's arguments with arrays in the place of tensors, and a `Site` that knows the
+node's expected result. It returns the result as arrays; a tensor method that writes its first argument (`add_`, `copy_`)
+returns that argument's new value. The walker casts the result to torch's dtype and checks its shape.
+
+To add one: write the function in the file of its family, name the operators in `@lowers(...)`, add a row to the test of the
+family. Names are `add` for `torch.add`, `Tensor.add`, `operator.add` and `aten.add`; `F.gelu` for functions of
+`torch.nn.functional` whose signature is their own; `aten::name` or `aten::name.overload` for ATen alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as PROMOTION
+from torch._prims_common import elementwise_dtypes
+
+from pure_backend.jax_bridge.avals import to_jax_dtype
+from pure_backend.jax_bridge.rng import KeyStream
+
+Lowering = Callable[..., Any]
+
+_LOWERINGS: dict[str, Lowering] = {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """Where a lowering is applied.
+
+    Attributes:
+        node: The graph node.
+        out: Torch's own result on fake tensors: its shapes and dtypes are what the lowering has to give.
+        args: The node's positional arguments with fake tensors.
+        keys: Keys for random operators.
+        body: Traces a nested graph: `body(gm, *arrays) -> arrays`.
+        writes: For a writing function, the flat tensor arguments that it writes.
+        bodies: For a higher-order operator, its bodies as functions of values.
+    """
+
+    node: fx.Node
+    out: Any
+    args: tuple
+    keys: KeyStream
+    body: Callable[..., Any]
+    writes: tuple[int, ...] = ()
+    bodies: tuple[fx.GraphModule, ...] = ()
+
+    @property
+    def dtype(self) -> Any:
+        """JAX dtype of the (first) result."""
+        out = self.out[0] if isinstance(self.out, (tuple, list)) else self.out
+        return to_jax_dtype(out.dtype)
+
+    def promoted(self, *args: Any) -> Any:
+        """The JAX dtype that torch computes in for these fake tensors and Python scalars."""
+        _, result = elementwise_dtypes(*args, type_promotion_kind=PROMOTION.DEFAULT)
+        return to_jax_dtype(result)
+
+
+def lowers(*names: str) -> Callable[[Lowering], Lowering]:
+    """Register a lowering for operators.
+
+    Raises:
+        ValueError: One of them has a lowering already.
+    """
+
+    def register(fn: Lowering) -> Lowering:
+        for name in names:
+            if name in _LOWERINGS:
+                raise ValueError(f"operator {name!r} has a lowering already: {_LOWERINGS[name].__qualname__}")
+            _LOWERINGS[name] = fn
+        return fn
+
+    return register
+
+
+def updates(fn: Lowering) -> Lowering:
+    """Mark a lowering that, when `site.writes`, returns `(result, *new values of the written arguments)`."""
+    fn.updates_arguments = True  # type: ignore[attr-defined]
+    return fn
+
+
+def updates_arguments(fn: Lowering) -> bool:
+    """Whether a lowering was marked with `updates`."""
+    return getattr(fn, "updates_arguments", False)
+
+
+def find(target: Any) -> Lowering | None:
+    """The lowering of a node's target, or None."""
+    for name in names_of(target):
+        if (found := _LOWERINGS.get(name)) is not None:
+            return found
+    return None
+
+
+def names_of(target: Any) -> tuple[str, ...]:
+    """The names that a target may be registered under, most specific first."""
+    if isinstance(target, str):
+        return (target.strip("_") if target.startswith("__") else target,)
+    if isinstance(target, torch._ops.OpOverload):
+        namespace, name = target._schema.name.split("::")
+        return _overload_names(namespace, name, target._overloadname)
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return (f"hop::{target.name()}",)
+    name = getattr(target, "__name__", str(target))
+    if getattr(operator, name, None) is target:
+        return (_OPERATOR_NAMES.get(name, name.strip("_")),)
+    if getattr(torch._C._nn, name, None) is target or getattr(torch.nn.functional, name, None) is target:
+        return (f"F.{name}", name)
+    return (name.removeprefix("special_").removeprefix("linalg_") if name.startswith("special_") else name,)
+
+
+_OPERATOR_NAMES = {
+    "truediv": "div",
+    "floordiv": "floor_divide",
+    "mod": "remainder",
+    "and_": "bitwise_and",
+    "or_": "bitwise_or",
+    "xor": "bitwise_xor",
+    "invert": "bitwise_not",
+    "inv": "bitwise_not",
+    "lshift": "bitwise_left_shift",
+    "rshift": "bitwise_right_shift",
+    "iadd": "add_",
+    "isub": "sub_",
+    "imul": "mul_",
+    "itruediv": "div_",
+    "ifloordiv": "floor_divide_",
+    "imod": "remainder_",
+    "ipow": "pow_",
+    "iand": "bitwise_and_",
+    "ior": "bitwise_or_",
+    "ixor": "bitwise_xor_",
+    "imatmul": "matmul_",
+}
+
+
+def _overload_names(namespace: str, name: str, overload: str) -> tuple[str, ...]:
+    if namespace != "aten":
+        return (f"{namespace}::{name}",)
+    names = [f"aten::{name}.{overload}", f"aten::{name}"]
+    if name.endswith("_copy"):
+        name = name.removesuffix("_copy")
+        names += [f"aten::{name}.{overload}", f"aten::{name}"]
+    return (*names, name)

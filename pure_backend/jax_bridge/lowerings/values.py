@@ -1,0 +1,36 @@
+"""Scalars and types inside lowerings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def as_array(value: Any, dtype: Any) -> jax.Array:
+    """An array of a dtype from an array or a Python scalar, which wraps as in torch instead of overflowing."""
+    if isinstance(value, jax.Array):
+        if jnp.issubdtype(value.dtype, jnp.complexfloating) and not jnp.issubdtype(dtype, jnp.complexfloating):
+            value = value.real
+        return value.astype(dtype)
+    return jnp.asarray(np.asarray(value).astype(dtype))
+
+
+def wide(x: jax.Array) -> jax.Array:
+    """16-bit floats as f32: torch's kernels compute in f32 and round once at the end."""
+    return x.astype(jnp.float32) if x.dtype in (jnp.bfloat16, jnp.float16) else x
+
+
+def real_dtype(dtype: Any) -> Any:
+    """The dtype of the parts of a complex dtype, or the dtype itself."""
+    return jnp.finfo(dtype).dtype if jnp.issubdtype(dtype, jnp.complexfloating) else dtype
+
+
+def axes(dim: Any, ndim: int) -> tuple[int, ...] | None:
+    """Torch's `dim` argument (None, int, list, empty list: all) as non-negative axes; None for all."""
+    if dim is None or (isinstance(dim, (tuple, list)) and len(dim) == 0):
+        return None
+    dims = (dim,) if isinstance(dim, int) else tuple(dim)
+    return tuple(d % ndim if ndim else 0 for d in dims) if ndim else ()

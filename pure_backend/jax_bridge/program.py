@@ -1,0 +1,160 @@
+"""A traced program and its executables, for one signature; lowered when first called."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from jax.extend import core
+
+from pure_backend import _compat, counters
+from pure_backend.jax_bridge.lower import lower
+from pure_backend.jax_bridge.runtimes import Runtime
+from pure_backend.jax_bridge.trace import matmul_precision
+from pure_backend.jax_bridge.vjp import Derivative, differentiate
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """An executable with the inputs it reads."""
+
+    run: Callable[[Sequence[Any]], Sequence[Any]]
+    kept: tuple[int, ...]
+
+    def __call__(self, handles: Sequence[Any]) -> Sequence[Any]:
+        counters.count("calls")
+        return self.run([handles[i] for i in self.kept])
+
+
+class Program:
+    """A function of tensors, differentiable to any order.
+
+    Attributes:
+        outputs: How many outputs it has.
+        inputs: Positions of the inputs it is differentiated by; none for a program without gradient.
+        differentiable: For each output, whether it carries a gradient.
+        reach: For each output, the positions of the inputs whose gradient it contributes to.
+        uses_key: Whether input 0, the random key, is read.
+    """
+
+    def __init__(
+        self,
+        jaxpr: Any,
+        inputs: tuple[int, ...],
+        differentiable: tuple[bool, ...],
+        reach: tuple[frozenset[int], ...],
+        uses_key: bool,
+        runtime: Runtime,
+        remat: Any,
+    ) -> None:
+        self.jaxpr = jaxpr
+        self.inputs = inputs
+        self.differentiable = differentiable
+        self.reach = reach
+        self.uses_key = uses_key
+        self.runtime = runtime
+        self.remat = remat
+        self.outputs = len(jaxpr.jaxpr.outvars)
+        self._gradients: dict[tuple[bool, ...], Program] = {}
+        self._backwards: dict[tuple[bool, ...], Call] = {}
+        self._lock = threading.RLock()
+
+    @functools.cached_property
+    def derivative(self) -> Derivative:
+        """Forward and backward; made once, when a call that records gradients needs it."""
+        outputs = [i for i, carries in enumerate(self.differentiable) if carries]
+        with counters.stage("differentiate"):
+            return differentiate(self.jaxpr, self.inputs, outputs, self.remat)
+
+    @functools.cached_property
+    def forward(self) -> Call:
+        """The executable `(key, *inputs) -> (*outputs, *fresh residuals)`, without residuals if nothing is differentiated."""
+        with self._lock:
+            return self._executable(self.derivative.forward if self.inputs else self.jaxpr)
+
+    def backward(self, present: tuple[bool, ...]) -> Call:
+        """The executable `(*residuals, *present cotangents) -> gradients of the inputs`.
+
+        Args:
+            present: For each differentiable output, whether its cotangent is given; an absent one is zero in the program.
+        """
+        with self._lock:
+            if present not in self._backwards:
+                self._backwards[present] = self._executable(self._backward_jaxpr(present))
+            return self._backwards[present]
+
+    def gradient(self, present: tuple[bool, ...]) -> Program:
+        """The gradients as a program `(key, *inputs, *present cotangents) -> gradients`, for gradients of gradients."""
+        with self._lock:
+            if present not in self._gradients:
+                self._gradients[present] = self._gradient_program(present)
+            return self._gradients[present]
+
+    def _executable(self, jaxpr: Any) -> Call:
+        lowered = lower(jaxpr, self.runtime.platform)
+        return Call(self.runtime.compile(lowered), lowered.kept)
+
+    def _cotangent_avals(self) -> list[jax.ShapeDtypeStruct]:
+        pairs = zip(self.jaxpr.jaxpr.outvars, self.differentiable, strict=True)
+        return [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v, carries in pairs if carries]
+
+    def _backward_jaxpr(self, present: tuple[bool, ...]) -> Any:
+        derivative, avals = self.derivative, self._cotangent_avals()
+
+        def backward(residuals, given):
+            return derivative.backward(residuals, _with_zeros(avals, present, given))
+
+        given = [aval for aval, here in zip(avals, present, strict=True) if here]
+        with _compat.x64(), matmul_precision():
+            return jax.make_jaxpr(backward)(list(derivative.avals), given)
+
+    def _gradient_program(self, present: tuple[bool, ...]) -> Program:
+        avals, function = self._cotangent_avals(), core.jaxpr_as_fun(self.jaxpr)
+        outputs = [i for i, carries in enumerate(self.differentiable) if carries]
+        primals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in self.jaxpr.jaxpr.invars]
+
+        def gradient(*args):
+            args, given = list(args[: len(primals)]), args[len(primals) :]
+
+            def chosen_outputs(*chosen):
+                full = list(args)
+                for position, value in zip(self.inputs, chosen, strict=True):
+                    full[position] = value
+                results = function(*full)
+                return tuple(results[i] for i in outputs)
+
+            _, vjp = jax.vjp(chosen_outputs, *(args[i] for i in self.inputs))
+            cotangents = _with_zeros(avals, present, given)
+            return tuple(_conj(g) for g in vjp(tuple(_conj(c) for c in cotangents)))
+
+        given = [aval for aval, here in zip(avals, present, strict=True) if here]
+        with _compat.x64(), matmul_precision():
+            jaxpr = jax.make_jaxpr(gradient)(*primals, *given)
+        inputs = self.inputs + tuple(range(len(primals), len(primals) + len(given)))
+        depends = [_depends(jaxpr, i, inputs) for i in range(len(self.inputs))]
+        return Program(
+            jaxpr, inputs, tuple(map(bool, depends)), tuple(depends), self.uses_key, self.runtime, self.remat
+        )
+
+
+def _depends(jaxpr: Any, output: int, inputs: Sequence[int]) -> frozenset[int]:
+    """Which of the inputs an output depends on."""
+    one = _compat.with_outputs(jaxpr.jaxpr, [jaxpr.jaxpr.outvars[output]])
+    _, used = _compat.dce_jaxpr(one)
+    return frozenset(i for i in inputs if used[i])
+
+
+def _with_zeros(avals, present, given) -> list[jax.Array]:
+    remaining = iter(given)
+    return [next(remaining) if here else jnp.zeros(a.shape, a.dtype) for a, here in zip(avals, present, strict=True)]
+
+
+def _conj(value: jax.Array) -> jax.Array:
+    return jnp.conj(value) if jnp.issubdtype(value.dtype, jnp.complexfloating) else value
+

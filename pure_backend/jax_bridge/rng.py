@@ -1,0 +1,33 @@
+"""One key a call, drawn from torch's own generator, so that `torch.manual_seed` reproduces and every call differs."""
+
+from __future__ import annotations
+
+import jax
+import torch
+
+KEY_SHAPE = (2,)
+"""A key enters a program as `u32[2]`, the raw data of a threefry key."""
+
+
+def draw_key(device: torch.device | None = None) -> torch.Tensor:
+    """Fresh key data from torch's default CPU generator, which it advances.
+
+    Returns:
+        `u32[2]` on `device`.
+    """
+    high, low = torch.randint(0, 2**32, KEY_SHAPE, dtype=torch.int64).tolist()
+    key = torch.tensor([high, low], dtype=torch.uint32)
+    return key if device is None else key.to(device)
+
+
+class KeyStream:
+    """The keys of the random operators of one trace: the n-th one gets the call's key folded with n."""
+
+    def __init__(self, key_data: jax.Array) -> None:
+        self._key = jax.random.wrap_key_data(key_data, impl="threefry2x32")
+        self.used = 0
+
+    def next(self) -> jax.Array:
+        """A key that no other operator of the trace has."""
+        self.used += 1
+        return jax.random.fold_in(self._key, self.used)

@@ -1,0 +1,48 @@
+"""Plain tensors: a compiled JAX executable over DLPack views."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import torch
+
+from pure_backend import _compat, counters
+from pure_backend.jax_bridge.arrays import ArrayViews, to_tensor
+from pure_backend.jax_bridge.lower import Lowered
+
+
+class JaxRuntime:
+    """Runs programs on `cpu` or `cuda` tensors in JAX."""
+
+    def __init__(self, device_type: str) -> None:
+        self.platform = device_type
+        self.views = ArrayViews()
+
+    def enter(self, tensors: Sequence[torch.Tensor]) -> list[jax.Array]:
+        """JAX arrays over the tensors' memory."""
+        view = self.views
+        return [view(tensor) for tensor in tensors]
+
+    def clear(self) -> None:
+        """Forget the views of tensors."""
+        self.views.clear()
+
+    def compile(self, lowered: Lowered) -> Callable[[Sequence[jax.Array]], Sequence[jax.Array]]:
+        """Compile with XLA. A call returns when its results are there: torch may write to an argument right afterwards."""
+        with counters.stage("compile"):
+            executable = lowered.stage.compile()
+
+        def call(arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
+            with _compat.x64():
+                results = executable(*arrays)
+            for result in results:
+                result.block_until_ready()
+            return results
+
+        return call
+
+    def leave(self, handle: jax.Array) -> torch.Tensor:
+        """A tensor over the array's memory."""
+        return to_tensor(handle)

@@ -1,0 +1,49 @@
+"""`xla` tensors: the HLO as one user computation in torch_xla's lazy graph. Nothing runs until torch_xla syncs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from pure_backend import _compat
+from pure_backend.errors import DeviceError
+from pure_backend.jax_bridge.lower import Lowered
+
+_PLATFORMS = {"CPU": "cpu", "TPU": "tpu", "CUDA": "cuda", "GPU": "cuda"}
+
+
+class XlaRuntime:
+    """Inlines programs into the lazy graph."""
+
+    def __init__(self) -> None:
+        module = _compat.torch_xla()
+        if module is None:
+            raise DeviceError("xla tensors need torch_xla: pip install 'pure_backend[xla]'")
+        import torch_xla.core.xla_builder as builder
+        import torch_xla.runtime
+
+        self._bindings = module._XLAC
+        self._builder = builder
+        self.platform = _PLATFORMS.get(torch_xla.runtime.device_type() or "CPU", "cpu")
+
+    def enter(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """The tensors themselves."""
+        return tensors
+
+    def compile(self, lowered: Lowered) -> Callable[[Sequence[Any]], Sequence[Any]]:
+        """The program as an XlaComputation."""
+        hlo = lowered.stage.compiler_ir("hlo")
+        proto = hlo.as_serialized_hlo_module_proto()
+        computation = self._builder.computation_from_module_proto("pure_backend", proto)
+        call = self._bindings._xla_user_computation
+
+        def run(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+            return call("xla::pure_backend", list(tensors), computation)
+
+        return run
+
+    def leave(self, handle: torch.Tensor) -> torch.Tensor:
+        """The tensor itself."""
+        return handle

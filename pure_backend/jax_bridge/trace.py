@@ -1,0 +1,279 @@
+"""FX graph -> JAX function: walk the nodes, lower each, hold the result to torch's own shape and dtype.
+
+A node's target is looked up in our lowerings, then among torchax's JAX functions for ATen operators, then decomposed by torch
+into ATen operators that are lowered in the same way. What is left raises `UnsupportedOperatorError`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from jax import lax
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from pure_backend import _compat
+from pure_backend.errors import LoweringError, UnsupportedOperatorError
+from pure_backend.ir import functional_ops
+from pure_backend.ir.describe import describe_node, describe_tensor
+from pure_backend.ir.facts import facts, reads_input_scalar
+from pure_backend.jax_bridge import lowerings
+from pure_backend.jax_bridge.avals import to_jax_dtype
+from pure_backend.jax_bridge.decompose import decompose, torch_decomposition
+from pure_backend.jax_bridge.lowerings.registry import names_of, updates_arguments
+from pure_backend.jax_bridge.rng import KEY_SHAPE, KeyStream
+
+
+def trace(gm: fx.GraphModule, avals: Sequence[jax.ShapeDtypeStruct]) -> tuple[Any, bool]:
+    """Trace a graph of values.
+
+    Args:
+        gm: A functional graph; its output is a flat tuple of tensors.
+        avals: One abstract value for each tensor placeholder, in order.
+
+    Returns:
+        A closed jaxpr of `(key: u32[2], *tensors) -> outputs`, and whether it uses the key.
+    """
+    used = []
+
+    def function(key, *arrays):
+        walker = Walker(KeyStream(key))
+        results = tuple(walker.run(gm, arrays))
+        used.append(walker.keys.used > 0)
+        return results
+
+    key = jax.ShapeDtypeStruct(KEY_SHAPE, jnp.uint32)
+    with _compat.x64(), matmul_precision():
+        jaxpr = jax.make_jaxpr(function)(key, *avals)
+    return jaxpr, used[-1]
+
+
+@contextlib.contextmanager
+def matmul_precision():
+    """JAX's matmul precision as `torch.get_float32_matmul_precision()` says, for this scope."""
+    precision = {"highest": "highest", "high": "high", "medium": "default"}[_compat.float32_matmul_precision()]
+    with jax.default_matmul_precision(precision):
+        yield
+
+
+class Walker:
+    """Evaluates graphs of values on JAX arrays within one trace."""
+
+    def __init__(self, keys: KeyStream) -> None:
+        self.keys = keys
+
+    def run(self, gm: fx.GraphModule, arrays: Sequence[Any]) -> list[Any]:
+        """The outputs of a graph, one a leaf, for the values of its tensor placeholders."""
+        remaining = iter(arrays)
+        env: dict[fx.Node, Any] = {}
+        for node in gm.graph.nodes:
+            if node.op == "placeholder":
+                env[node] = next(remaining)
+            elif node.op == "output":
+                return [env.get(leaf, leaf) for leaf in pytree.tree_leaves(node.args[0])]
+            elif node.op == "get_attr":
+                env[node] = self.constant(gm, node)
+            else:
+                with _scope(node):
+                    env[node] = self.node(node, env)
+        raise LoweringError("the graph has no output node")
+
+    def constant(self, gm: fx.GraphModule, node: fx.Node) -> Any:
+        value = getattr(gm, node.target)
+        return jnp.asarray(value.numpy()) if isinstance(value, torch.Tensor) else value
+
+    def node(self, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
+        args, kwargs = fx.map_arg((node.args, node.kwargs), env.__getitem__)
+        try:
+            if isinstance(node.target, functional_ops.Functionalized):
+                return _recorded(node, self.write(node, node.target, args, kwargs))
+            if reads_input_scalar(node):
+                return args[0]
+            return _recorded(node, self.call(node, args, kwargs))
+        except (TypeError, ValueError, NotImplementedError, AssertionError, AttributeError, KeyError) as error:
+            raise LoweringError(f"lowering {describe_node(node)}\nfailed: {type(error).__name__}: {error}") from error
+
+    def call(self, node: fx.Node, args: tuple, kwargs: dict) -> Any:
+        """A node that writes nothing."""
+        site = self.site(node, facts(node).value, node.args)
+        lowering = self.lowering(node, node.target)
+        result = NotImplemented
+        if lowering is not None:
+            bound_args, bound_kwargs = _bound(args, kwargs)
+            result = lowering(site, *bound_args, **bound_kwargs)
+        if result is NotImplemented:
+            result = self.decomposed(node, node.target, (args, kwargs), (node.args, node.kwargs), ())
+            result = _structured(result, site.out)
+        return self.conform(node, result, site.out)
+
+    def write(self, node: fx.Node, target: functional_ops.Functionalized, args: tuple, kwargs: dict) -> tuple:
+        """A writing node made a function: `(result, *new values)`."""
+        out, written = node.meta["result"], node.meta["written"]
+        op, writes = target.op, target.writes
+        name = names_of(op)[0]
+        lowering = self.lowering(node, op)
+        base = name.endswith("_") and lowerings.find(name.rstrip("_")) if lowering is None else None
+        bound_args, bound_kwargs = _bound(args, kwargs)
+        if lowering is not None and updates_arguments(lowering):
+            result, *new = lowering(self.site(node, out, node.args, writes), *bound_args, **bound_kwargs)
+            return (self.conform(node, result, out), *self.conform(node, new, list(written)))
+        new = NotImplemented
+        if len(writes) == 1 and "out" not in kwargs and (chosen := lowering or base):
+            new = chosen(self.site(node, written[0], node.args, writes), *bound_args, **bound_kwargs)
+        if new is NotImplemented:
+            flat = self.decomposed(node, op, (args, kwargs), (node.args, node.kwargs), writes)
+            count = len(flat) - len(writes)
+            return (_structured(flat[:count], out), *self.conform(node, flat[count:], list(written)))
+        new = self.conform(node, jnp.broadcast_to(new, written[0].shape), written[0])
+        return (new, new)
+
+    def lowering(self, node: fx.Node, op: Any) -> Callable[..., Any] | None:
+        """Our lowering of an operator; inside autocast only those of products, whose operands are cast first."""
+        found = lowerings.find(op)
+        if facts(node).autocast:
+            return None if found is None or not _keeps_its_types(node) else found
+        return found
+
+    def site(self, node: fx.Node, out: Any, args: Any, writes: tuple[int, ...] = ()) -> lowerings.Site:
+        fakes = fx.map_arg(args, lambda n: facts(n).value)
+        return lowerings.Site(node, out, fakes, self.keys, self.run, writes, facts(node).bodies)
+
+    def decomposed(self, node: fx.Node, op: Any, args: tuple, fx_args: tuple, writes: tuple[int, ...]) -> list[Any]:
+        """The results of an operator through torchax's table or torch's decomposition."""
+        if isinstance(op, torch._ops.OpOverload):
+            return self.aten(node, op, args, fx_args)
+        fakes = fx.map_arg(fx_args, lambda n: facts(n).value)
+        leaves, spec = pytree.tree_flatten(fakes)
+        arrays = pytree.tree_leaves(args)
+        leaves = [_scalar_as_tensor(leaf, array) for leaf, array in zip(leaves, arrays, strict=True)]
+        tensors = [a for leaf, a in zip(leaves, arrays, strict=True) if isinstance(leaf, torch.Tensor)]
+        gm = decompose(op, leaves, spec, writes, facts(node).autocast)
+        _check_progress(node, gm, op)
+        return self.run(gm, tensors)
+
+    def aten(self, node: fx.Node, op: Any, args: tuple, fx_args: tuple) -> list[Any]:
+        """An ATen operator without a lowering of ours."""
+        table = _compat.aten_table()
+        known = table.get(op) or table.get(op.overloadpacket)
+        if known is not None:
+            return jax.tree.leaves(known(*args[0], **args[1]))
+        further = torch_decomposition(op) or (op if op._can_decompose() else None)
+        if further is None:
+            raise UnsupportedOperatorError(f"no JAX lowering for {describe_node(node)}")
+        return self.decomposed(node, _Opaque(further), args, fx_args, ())
+
+    def conform(self, node: fx.Node, result: Any, expected: Any) -> Any:
+        """The result with torch's dtypes.
+
+        Raises:
+            LoweringError: A shape differs from torch's.
+        """
+        if expected is None:
+            return result
+        if isinstance(expected, torch.Tensor):
+            return _conform_one(node, result, expected)
+        if isinstance(expected, (tuple, list)):
+            return tuple(self.conform(node, r, e) for r, e in zip(result, expected, strict=True))
+        return result
+
+
+class _Opaque:
+    """A decomposition function, told from an operator so that it is not looked up again."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self.fn = fn
+        self.__name__ = f"decomposition of {getattr(fn, '__name__', fn)}"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self.fn, torch._ops.OpOverload):
+            return self.fn.decompose(*args, **kwargs)
+        return self.fn(*args, **kwargs)
+
+
+def _conform_one(node: fx.Node, result: Any, expected: torch.Tensor) -> Any:
+    result = jnp.asarray(result)
+    if tuple(result.shape) != tuple(expected.shape):
+        raise LoweringError(
+            f"the lowering of {describe_node(node)}\ngave shape {tuple(result.shape)}, torch {describe_tensor(expected)}"
+        )
+    dtype = to_jax_dtype(expected.dtype)
+    if result.dtype == dtype:
+        return result
+    if jnp.issubdtype(result.dtype, jnp.complexfloating) and not jnp.issubdtype(dtype, jnp.complexfloating):
+        result = result.real
+    return result.astype(dtype)
+
+
+def _recorded(node: fx.Node, result: Any) -> Any:
+    """What a node made while autograd was not recording carries no gradient."""
+    if facts(node).grad or node.target in (functional_ops.keep_gradient, functional_ops.write_view):
+        return result
+    return jax.tree.map(
+        lambda leaf: lax.stop_gradient(leaf) if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf, result
+    )
+
+
+def _structured(flat: list[Any], out: Any) -> Any:
+    """Flat tensors in the structure of torch's own result."""
+    if out is None or isinstance(out, torch.Tensor):
+        return flat[0] if flat else None
+    leaves, spec = pytree.tree_flatten(out)
+    remaining = iter(flat)
+    filled = [next(remaining) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    return pytree.tree_unflatten(filled, spec)
+
+
+def _bound(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """Arguments with torch's first one in first place, whatever it is called, and without those that say nothing here."""
+    kwargs = {k: v for k, v in kwargs.items() if k not in ("memory_format", "layout", "pin_memory", "device")}
+    for name in ("input", "self"):
+        if name in kwargs:
+            args = (kwargs.pop(name), *args)
+    if "other" in kwargs and len(args) == 1:
+        args = (*args, kwargs.pop("other"))
+    return args, kwargs
+
+
+_PRODUCTS = frozenset(
+    {"F.linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "mv", "dot"}
+    | {f"F.conv{n}d" for n in (1, 2, 3)}
+    | {"conv1d", "conv2d", "conv3d", "F.scaled_dot_product_attention"}
+)
+_SAFE_IN_AUTOCAST = frozenset({"getitem", "reshape", "view", "permute", "transpose", "t", "detach", "to", "read_view", "write_view"})
+
+
+def _keeps_its_types(node: fx.Node) -> bool:
+    """Whether a lowering is right under autocast: products take torch's result type, movements have no policy."""
+    names = names_of(node.target)
+    return any(name in _PRODUCTS or name in _SAFE_IN_AUTOCAST or name.startswith("hop::") for name in names)
+
+
+def _scalar_as_tensor(leaf: Any, array: Any) -> Any:
+    """A runtime scalar as a 0-d tensor."""
+    if isinstance(array, jax.Array) and not isinstance(leaf, torch.Tensor):
+        return torch.empty((), dtype=torch.float64, device="meta")
+    return leaf
+
+
+def _check_progress(node: fx.Node, gm: fx.GraphModule, op: Any) -> None:
+    calls = [n for n in gm.graph.nodes if n.op == "call_function" and isinstance(n.target, torch._ops.OpOverload)]
+    if isinstance(op, _Opaque) and len(calls) == 1 and calls[0].target is node.target:
+        raise UnsupportedOperatorError(f"no JAX lowering for {describe_node(node)}")
+
+
+def _scope(node: fx.Node):
+    """The module path of a node as a profiler scope, so that HLO op names carry it in forward and backward."""
+    stack = node.meta.get("nn_module_stack")
+    if not stack:
+        return contextlib.nullcontext()
+    path = next(reversed(stack.values()))[0]
+    path = re.sub(r"\[['\"]?([^'\"\]]*)['\"]?\]", r".\1", path).removeprefix("L.self").removeprefix(".")
+    path = re.sub(r"_(modules|parameters|buffers)\.", "", path)
+    return jax.named_scope(path.replace(".", "/")) if path else contextlib.nullcontext()
+

@@ -1,0 +1,162 @@
+"""Forward with residuals, and backward, from one jaxpr.
+
+    forward(key, *inputs)            -> (*outputs, *residuals)
+    backward(*residuals, *cotangents) -> gradients of the differentiable inputs
+
+A residual that *is* an input is not returned: the input is saved instead. Torch's gradient of a complex value is the conjugate
+of JAX's (pytorch issue 41857), so complex cotangents are conjugated on the way in and gradients on the way out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+
+from pure_backend import _compat
+from pure_backend.jax_bridge.trace import matmul_precision
+
+
+@dataclasses.dataclass(frozen=True)
+class Residual:
+    """Where the backward finds one of its residuals: an input of the program, or one of the forward's extra outputs."""
+
+    input: int | None
+    fresh: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Derivative:
+    """A differentiated program.
+
+    Attributes:
+        forward: Closed jaxpr `(*inputs) -> (*outputs, *fresh residuals)`.
+        residuals: The residuals of the backward, in order.
+        backward: Function `(residuals, cotangents) -> gradients`; a cotangent may be None.
+        avals: The residuals' abstract values.
+    """
+
+    forward: Any
+    residuals: tuple[Residual, ...]
+    backward: Callable[..., Any]
+    avals: tuple[jax.ShapeDtypeStruct, ...]
+
+    @property
+    def fresh(self) -> int:
+        """How many residuals the forward returns."""
+        return sum(residual.fresh is not None for residual in self.residuals)
+
+
+def differentiate(
+    jaxpr: Any, inputs: Sequence[int], outputs: Sequence[int], remat: str | Callable[..., Any]
+) -> Derivative:
+    """Split a program into forward and backward.
+
+    Args:
+        jaxpr: Closed jaxpr of the program.
+        inputs: Positions of the inputs to differentiate by.
+        outputs: Positions of the outputs that carry a gradient.
+        remat: The residual policy, see `Options.remat`.
+    """
+    function = core.jaxpr_as_fun(jaxpr)
+    store: dict[str, Any] = {}
+
+    def forward(*args):
+        def differentiated(*chosen):
+            full = list(args)
+            for position, value in zip(inputs, chosen, strict=True):
+                full[position] = value
+            results = function(*full)
+            return tuple(results[i] for i in outputs), results
+
+        chosen = tuple(args[i] for i in inputs)
+        _, vjp, results = jax.vjp(_rematerialized(differentiated, remat), *chosen, has_aux=True)
+        leaves, store["tree"] = jax.tree.flatten(vjp)
+        return (*results, *leaves)
+
+    avals = [_aval(v) for v in jaxpr.jaxpr.invars]
+    with _compat.x64(), matmul_precision():
+        forward_jaxpr = jax.make_jaxpr(forward)(*avals)
+    cotangents = tuple(_aval(jaxpr.jaxpr.outvars[i]) for i in outputs)
+    return _plan(forward_jaxpr, len(jaxpr.jaxpr.outvars), store["tree"], cotangents)
+
+
+def _rematerialized(function: Callable[..., Any], remat: str | Callable[..., Any]) -> Callable[..., Any]:
+    if remat == "none":
+        return function
+    policy = remat if callable(remat) else {"auto": _keep_products, "full": None}[remat]
+    return jax.checkpoint(function, policy=policy, prevent_cse=False)
+
+
+_PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "pallas_call", "custom_call", "ffi_call", "sort", "top_k"})
+_LOOPS = frozenset({"scan", "while", "cholesky", "lu", "qr", "eigh", "svd", "reduce_window", "reduce_window_max"})
+
+
+def _keep_products(primitive: Any, *_: Any, **params: Any) -> bool:
+    """Keep what is dear to compute again: products, convolutions, kernels, sorts, loops and factorizations."""
+    return primitive.name in _PRODUCTS or primitive.name in _LOOPS
+
+
+def _plan(forward: Any, outputs: int, tree: Any, cotangents: tuple) -> Derivative:
+    """Which residuals are inputs, which repeat, and which the backward does not use."""
+    saved = forward.jaxpr.outvars[outputs:]
+    used = _used_residuals(tree, saved, cotangents)
+    position = {v: i for i, v in enumerate(forward.jaxpr.invars)}
+    fresh: dict[Any, int] = {}
+    slots: list[int | None] = []  # for each leaf of the vjp: its slot among the distinct residuals
+    residuals: list[Residual] = []
+    index: dict[Any, int] = {}
+    for atom, needed in zip(saved, used, strict=True):
+        literal = isinstance(atom, core.Literal)
+        if literal or not needed:
+            slots.append(None)
+            continue
+        if atom not in index:
+            index[atom] = len(residuals)
+            if atom in position:
+                residuals.append(Residual(position[atom], None))
+            else:
+                residuals.append(Residual(None, fresh.setdefault(atom, len(fresh))))
+        slots.append(index[atom])
+    kept = [*forward.jaxpr.outvars[:outputs], *fresh]
+    forward = core.ClosedJaxpr(_compat.with_outputs(forward.jaxpr, kept), forward.consts)
+    unique = list(index)
+    blanks = [atom.val if isinstance(atom, core.Literal) else _zeros(atom) for atom in saved]
+
+    def backward(values, cotangents):
+        leaves = [blanks[i]() if callable(blanks[i]) else blanks[i] for i in range(len(slots))]
+        leaves = [leaf if slot is None else values[slot] for leaf, slot in zip(leaves, slots, strict=True)]
+        vjp = jax.tree.unflatten(tree, leaves)
+        return tuple(_conjugate(g) for g in vjp(tuple(_conjugate(c) for c in cotangents)))
+
+    return Derivative(forward, tuple(residuals), backward, tuple(_aval(v) for v in unique))
+
+
+def _zeros(atom: Any) -> Callable[[], jax.Array]:
+    aval = _aval(atom)
+    return lambda: jnp.zeros(aval.shape, aval.dtype)
+
+
+def _used_residuals(tree: Any, saved: Sequence[Any], cotangents: tuple) -> list[bool]:
+    """Which leaves of the vjp the backward reads."""
+
+    def backward(leaves, cotangents):
+        return jax.tree.unflatten(tree, leaves)(cotangents)
+
+    leaves = [_aval(v) for v in saved]
+    with _compat.x64(), matmul_precision():
+        jaxpr = jax.make_jaxpr(backward)(leaves, cotangents)
+    _, used = _compat.dce_jaxpr(jaxpr.jaxpr)
+    return list(used[: len(leaves)])
+
+
+def _conjugate(value: jax.Array) -> jax.Array:
+    return jnp.conj(value) if jnp.issubdtype(value.dtype, jnp.complexfloating) else value
+
+
+def _aval(v: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype)

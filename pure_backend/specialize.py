@@ -1,0 +1,189 @@
+"""Cold prepare, hot apply: the plans of one compiled graph, one for each signature it was called with."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import torch
+from torch.utils import _pytree as pytree
+
+from pure_backend import _compat
+from pure_backend.errors import UnsupportedOperatorError
+from pure_backend.fx_passes.mutation import Alias, Constant, Functional, Value, WriteBack
+from pure_backend.fx_passes.normalize import Normalized
+from pure_backend.ir.facts import facts
+from pure_backend.jax_bridge.autograd import call_program
+from pure_backend.jax_bridge.compile import compile_graph
+from pure_backend.jax_bridge.program import Program
+from pure_backend.jax_bridge.rng import draw_key
+from pure_backend.options import Options
+
+_NO_KEY = torch.zeros(2, dtype=torch.uint32)
+
+
+class Plan:
+    """All that a call with one signature does: gather, one program, write-backs, outputs. Nothing is checked here."""
+
+    def __init__(self, functional: Functional, program: Program, positions: Sequence[int], device: str) -> None:
+        self.program = program
+        self.positions = tuple(positions)
+        self.storages = tuple(functional.storage_inputs)
+        self.write_backs = functional.write_backs
+        self.outputs = functional.outputs
+        self.out_spec = functional.out_spec
+        self.flat = functional.out_spec == pytree.tree_structure(tuple(functional.outputs))
+        self.device = device
+        results = functional.gm.graph.output_node().args[0]
+        devices = [facts(node).value.device for node in results]
+        self.elsewhere = {i: d for i, d in enumerate(devices) if d.type != device}
+
+    def __call__(self, args: Sequence[Any]) -> Any:
+        """The original graph's outputs."""
+        results = call_program(self.program, self.gather(args))
+        for write_back in self.write_backs:
+            _write_back(write_back, args[write_back.input], results[write_back.index])
+        if self.elsewhere:
+            results = [r.to(self.elsewhere.get(i, r.device)) for i, r in enumerate(results)]
+        leaves = [_leaf(output, args, results) for output in self.outputs]
+        return tuple(leaves) if self.flat else pytree.tree_unflatten(leaves, self.out_spec)
+
+    def gather(self, args: Sequence[Any]) -> list[torch.Tensor]:
+        """The program's inputs: the key, then the tensors."""
+        tensors = [args[i] for i in self.positions]
+        for i in self.storages:
+            place = self.positions.index(i)
+            tensors[place] = _storage_of(tensors[place])
+        key = draw_key() if self.program.uses_key else _NO_KEY
+        if self.device == "cpu":
+            return [key, *tensors]
+        device = next((t.device for t in tensors if t.device.type == self.device), torch.device(self.device))
+        return [t if t.device.type == self.device else t.to(device) for t in (key, *tensors)]
+
+
+def _leaf(output: Value | Constant | Alias, args: Sequence[Any], results: Sequence[torch.Tensor]) -> Any:
+    if type(output) is Value:
+        return results[output.index]
+    if type(output) is Constant:
+        return output.value
+    origin = results[output.of_output] if output.of_input is None else args[output.of_input]
+    return output.view(origin)
+
+
+def _write_back(write_back: WriteBack, target: torch.Tensor, value: torch.Tensor) -> None:
+    if write_back.recorded:
+        with torch.enable_grad():
+            target.copy_(value)
+        return
+    with torch.no_grad():
+        if write_back.storage:
+            _storage_of(target)[: value.numel()].copy_(value)
+        else:
+            target.copy_(value.detach())
+
+
+def _storage_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The whole storage that a tensor lies in, flat."""
+    count = tensor.untyped_storage().nbytes() // tensor.element_size()
+    return tensor.detach().as_strided((count,), (1,), 0)
+
+
+def plan_call(
+    functional: Functional, reach: Callable[[torch.Tensor], frozenset[int]], device: str, options: Options
+) -> Plan:
+    """The plan of a functional graph.
+
+    Args:
+        functional: The graph.
+        reach: Which original inputs a result's gradient reaches, see `gradient_reach`.
+        device: Device type that it runs on.
+        options: The user's options.
+    """
+    placeholders = functional.gm.graph.find_nodes(op="placeholder", sort=True)
+    positions = [i for i, p in enumerate(placeholders) if isinstance(facts(p).value, torch.Tensor)]
+    place = {position: i for i, position in enumerate(positions)}
+    results = functional.gm.graph.output_node().args[0]
+    reached = [
+        frozenset(place[i] for i in reach(facts(node).value)) if carries else frozenset()
+        for node, carries in zip(results, functional.differentiable, strict=True)
+    ]
+    program = compile_graph(functional.gm, functional.differentiable, reached, device, options.remat)
+    return Plan(functional, program, positions, device)
+
+
+class Specializations:
+    """The plans of one graph by signature, the least recently used dropped first."""
+
+    def __init__(self, normalized: Normalized, make: Callable[[Sequence[Any]], Plan], limit: int) -> None:
+        self.normalized = normalized
+        self.make = make
+        self.limit = limit
+        self.plans: OrderedDict[Any, Plan] = OrderedDict()
+        self.writes = False
+        self.lock = threading.RLock()
+
+    def __call__(self, *args: Any) -> Any:
+        """Run the graph."""
+        if self.normalized.lifted:
+            args = (*args, *self.normalized.read_lifted())
+        plan = self.plans.get(self.signature(args))
+        return (plan or self.specialize(args))(args)
+
+    def signature(self, args: Sequence[Any]) -> Any:
+        """Everything about a call that its plan depends on."""
+        seen = [
+            (a.shape, a.stride(), a.dtype, a.requires_grad, a.device) if isinstance(a, torch.Tensor) else (type(a), a)
+            for a in args
+        ]
+        return (*seen, *_modes(), _overlaps(args) if self.writes else None)
+
+    def specialize(self, args: Sequence[Any]) -> Plan:
+        """A new plan; one thread at a time, since the graph is annotated while it is made."""
+        with self.lock:
+            if (known := self.plans.get(self.signature(args))) is not None:
+                return known
+            plan = self.make(args)
+            self.writes = self.writes or bool(plan.write_backs)
+            _refuse_overlaps_on_xla(plan, args)
+            self.plans[self.signature(args)] = plan
+            while len(self.plans) > self.limit:
+                self.plans.popitem(last=False)
+            return plan
+
+
+def _modes() -> tuple[Any, ...]:
+    """Process- and thread-wide modes that change what a graph computes."""
+    autocast = ()
+    if torch._C._is_any_autocast_enabled():
+        autocast = tuple(
+            (kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda", "xla") if torch.is_autocast_enabled(kind)
+        )
+    return (
+        torch.is_grad_enabled(),
+        torch.get_default_dtype(),
+        _compat.float32_matmul_precision(),
+        jax.config.jax_default_matmul_precision,
+        autocast,
+    )
+
+
+def _overlaps(args: Sequence[Any]) -> tuple[int, ...] | None:
+    """Which tensors share a storage: None if none do, else for each tensor the first one on its storage."""
+    storages = [a.untyped_storage()._cdata for a in args if isinstance(a, torch.Tensor)]
+    if len(set(storages)) == len(storages):
+        return None
+    return tuple(storages.index(storage) for storage in storages)
+
+
+def _refuse_overlaps_on_xla(plan: Plan, args: Sequence[Any]) -> None:
+    """On xla tensors strides do not say where a view lies, so overlapping written inputs cannot be told apart."""
+    if plan.device != "xla" or not plan.write_backs or _overlaps(args) is None:
+        return
+    storages = [a.untyped_storage()._cdata if isinstance(a, torch.Tensor) else None for a in args]
+    if any(storages.count(storages[w.input]) > 1 for w in plan.write_backs):
+        raise UnsupportedOperatorError(
+            "a compiled graph writes an xla tensor that shares memory with another of its inputs; pass copies"
+        )

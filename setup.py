@@ -1,0 +1,34 @@
+"""Packaging of pure_backend: ranges are here, the exact versions it is tested with in `requirements/`."""
+
+from setuptools import find_packages, setup
+
+setup(
+    name="pure_backend",
+    version="0.1.0",
+    description="A torch.compile backend that turns pure FX graphs into cached JAX functions.",
+    python_requires=">=3.11",
+    packages=find_packages(include=["pure_backend*"]),
+    install_requires=[
+        "torch>=2.9,<2.14",
+        "jax>=0.8,<0.11",
+        "torchax>=0.0.13,<0.1",
+        "platformdirs>=4",
+        "rich>=13",
+    ],
+    extras_require={
+        "xla": ["torch_xla>=2.9,<2.10"],
+        "tpu": ["libtpu>=0.0.24"],
+        "test": [
+            "expecttest",
+            "hypothesis",
+            "psutil",
+            "pyright",
+            "pytest>=9",
+            "pytest-timeout",
+            "pytest-xdist",
+            "ruff",
+        ],
+        "zoo": ["diffusers", "timm", "torchvision", "transformers>=5"],
+    },
+    entry_points={"torch_dynamo_backends": ["assume_pure = pure_backend.backend:assume_pure"]},
+)

@@ -1,0 +1,315 @@
+"""Gradients: absent where eager has none, accumulated, of every order."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from oracle import agree, both_raise, compiled
+from torch import nn
+
+
+def vector(*values) -> torch.Tensor:
+    return torch.tensor(values or (0.5, -1.0, 2.0), requires_grad=True)
+
+
+def unused(x, y):
+    return x * 2
+
+
+def unused_by_shape(x, y):
+    return x * y.shape[0]
+
+
+def used_for_indices_only(x, y):
+    return x[y.argsort()]
+
+
+def used_for_comparison_only(x, y):
+    return torch.where(y > 0, x, -x)
+
+
+def detached(x, y):
+    return x * y.detach()
+
+
+def two_paths(x, y):
+    return x * y + x.sin(), x
+
+
+def returned_untouched(x, y):
+    return x, y * 2
+
+
+def like(x, y):
+    return torch.zeros_like(y) + x + torch.ones_like(y)
+
+
+def rounded(x, y):
+    return x.round() * y + y.floor()
+
+
+def integer_detour(x, y):
+    return x * y.long()
+
+
+ABSENT = [
+    *(
+        unused,
+        unused_by_shape,
+        used_for_indices_only,
+        used_for_comparison_only,
+        detached,
+        two_paths,
+        returned_untouched,
+    ),
+    *(like, rounded, integer_detour),
+]
+
+
+@pytest.mark.parametrize("f", ABSENT, ids=lambda f: f.__name__)
+def test_none_where_eager_has_none(f, device):
+    """Inputs that are not on a differentiable path have no gradient, rather than zeros."""
+    agree(f, lambda: (vector(), vector(1.5, -0.5, 3.0)), device=device, grad=True)
+
+
+def split_heads(x, y):
+    return x.sin(), y.cos(), x * y
+
+
+@pytest.mark.parametrize("used", [(0,), (1,), (2,), (0, 1)], ids=str)
+def test_backward_from_some_outputs(used, device):
+    """Outputs that take no part in the backward contribute nothing, not even zeros."""
+    grads = []
+    for call, where in ((split_heads, "cpu"), (compiled(split_heads), device)):
+        x, y = (t.detach().to(where).requires_grad_() for t in (vector(), vector(1.0, 2.0, 3.0)))
+        outputs = call(x, y)
+        sum(outputs[i].sum() for i in used).backward()
+        grads.append([None if t.grad is None else t.grad.cpu() for t in (x, y)])
+    for want, got in zip(*grads, strict=True):
+        assert (want is None) == (got is None)
+        if want is not None:
+            torch.testing.assert_close(got, want)
+
+
+def test_no_input_requires_grad(device):
+    """Then no output does."""
+    got = agree(split_heads, lambda: (torch.ones(3), torch.ones(3)), device=device, pure=True)
+    assert not any(x.requires_grad for x in got.outputs)
+
+
+def test_accumulation_over_calls(device):
+    """Gradients of several backward passes add up."""
+    x = vector().detach().to(device).requires_grad_()
+    c = compiled(lambda x: (x * x).sum())
+    for _ in range(3):
+        c(x).backward()
+    torch.testing.assert_close(x.grad, 6 * x.detach())
+
+
+def test_retain_graph(device):
+    """A graph may be gone through twice if it was retained, and only then."""
+    x = vector().detach().to(device).requires_grad_()
+    y = compiled(lambda x: (x.exp() * x).sum())(x)
+    y.backward(retain_graph=True)
+    once = x.grad.clone()
+    y.backward()
+    torch.testing.assert_close(x.grad, 2 * once)
+    with pytest.raises(RuntimeError, match="second time"):
+        y.backward()
+
+
+def test_write_to_a_saved_tensor_raises_in_backward():
+    """As in eager: what backward needs was changed in between."""
+
+    def f(x):
+        return (x * x).sum()
+
+    for call in (f, compiled(f)):
+        h = vector() * 1
+        y = call(h)
+        h.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.backward()
+
+
+def test_write_to_an_output_before_backward(device):
+    """Outputs may be written to by the caller."""
+    grads = []
+
+    def f(x):
+        return x * 3
+
+    for call, where in ((f, "cpu"), (compiled(f), device)):
+        x = vector().detach().to(where).requires_grad_()
+        y = call(x)
+        y.add_(1)
+        y[0] = 0
+        (y * y).sum().backward()
+        grads.append(x.grad.cpu())
+    torch.testing.assert_close(*grads)
+
+
+def test_non_leaf_argument_written_in_place(device):
+    """The write of a compiled function to a tensor with history is part of that history."""
+    results = []
+
+    def f(h, w):
+        h.mul_(w)
+        return h.sum()
+
+    for call, where in ((f, "cpu"), (compiled(f), device)):
+        x, w = (t.detach().to(where).requires_grad_() for t in (vector(), vector(2.0, 3.0, 4.0)))
+        h = x.sin()
+        (call(h, w) + (h * h).sum()).backward()
+        results.append([t.cpu() for t in (h.detach(), x.grad, w.grad)])
+    torch.testing.assert_close(*results)
+
+
+def test_view_argument_with_history_written_in_place():
+    """The same through a view of a tensor with history: its base sees the write."""
+    results = []
+
+    def f(v, w):
+        v.mul_(w)
+
+    for call in (f, compiled(f)):
+        x, w = vector(), vector(2.0, 3.0)
+        h = x.sin()
+        call(h[1:], w)
+        (h * h).sum().backward()
+        results.append([h.detach(), x.grad, w.grad])
+    torch.testing.assert_close(*results)
+
+
+def test_chain_of_compiled_functions(device):
+    """The output of one compiled function is the input of another."""
+    f, g = (lambda x: x.sin() * 2), (lambda y: (y * y, y.exp()))
+    grads = []
+    for a, b, where in ((f, g, "cpu"), (compiled(f), compiled(g), device)):
+        x = vector().detach().to(where).requires_grad_()
+        u, v = b(a(x))
+        (u + v).sum().backward()
+        grads.append(x.grad.cpu())
+    torch.testing.assert_close(*grads)
+
+
+def test_hooks_on_tensors_around_the_call(device):
+    """Hooks of inputs and outputs run, and may change the gradient."""
+    grads = []
+
+    def f(x):
+        return x * 3
+
+    for call, where in ((f, "cpu"), (compiled(f), device)):
+        x = vector().detach().to(where).requires_grad_()
+        x.register_hook(lambda g: g * 10)
+        y = call(x)
+        y.register_hook(lambda g: g + 1)
+        y.sum().backward()
+        grads.append(x.grad.cpu())
+    assert grads[0].tolist() == [60, 60, 60]
+    torch.testing.assert_close(*grads)
+
+
+def derivatives(f, x, order) -> list[torch.Tensor]:
+    """All derivatives of `f` along ones up to `order`, each through the graph of the one before."""
+    y, found = f(x).sum(), []
+    for _ in range(order):
+        (grad,) = torch.autograd.grad(y, x, create_graph=True)
+        found.append(grad)
+        y = (grad * grad).sum()
+    return found
+
+
+SMOOTH = {
+    "exp sin": lambda x: x.exp() * x.sin(),
+    "cubic": lambda x: x**3 - 2 * x,
+    "softmax": lambda x: x.softmax(0) * x,
+    "tanh of matmul": lambda x: torch.tanh(torch.outer(x, x) @ x),
+    "layer norm": lambda x: F.layer_norm(x, (3,)) * x,
+    "gelu": lambda x: F.gelu(x) * x,
+    "norm": lambda x: x.norm() * x,
+    "through a write": lambda x: write_cube(x),
+    "no_grad inside": lambda x: frozen_factor(x),
+    "cumprod": lambda x: x.cumprod(0),
+}
+
+
+def write_cube(x):
+    y = x * x
+    y[1:] *= x[1:]
+    return y
+
+
+def frozen_factor(x):
+    with torch.no_grad():
+        scale = x.sin()
+    return scale * x**3
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_third_order(name, device):
+    """`create_graph=True`, three times over."""
+    f = SMOOTH[name]
+    want = derivatives(f, vector(), 3)
+    got = derivatives(compiled(f), vector().detach().to(device).requires_grad_(), 3)
+    for a, b in zip(want, got, strict=True):
+        torch.testing.assert_close(b.detach().cpu(), a.detach(), rtol=1e-4, atol=1e-4)
+
+
+def test_hessian_by_rows(device):
+    """The whole Hessian, and a gradient that is not needed any more stays `None`."""
+
+    def f(x, w):
+        return (w * x**3).sum() + x.prod()
+
+    results = []
+    for call, where in ((f, "cpu"), (compiled(f), device)):
+        x, w = (t.detach().to(where).requires_grad_() for t in (vector(), vector(1.0, 2.0, 3.0)))
+        gx, gw = torch.autograd.grad(call(x, w), (x, w), create_graph=True)
+        rows = [torch.autograd.grad(g, x, retain_graph=True)[0] for g in gx]
+        cross = torch.autograd.grad(gw.sum(), x)[0]
+        results.append([t.cpu() for t in (*rows, cross)])
+    torch.testing.assert_close(*results)
+
+
+def test_gradient_penalty_reaches_the_parameters(device):
+    """The penalty on the input gradient is differentiated in the parameters."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    twin = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).to(device)
+    twin.load_state_dict(net.state_dict())
+    for call, where in ((net, "cpu"), (compiled(twin), device)):
+        x = torch.linspace(-1, 1, 6).reshape(2, 3).to(where).requires_grad_()
+        out = call(x)
+        (grad,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        (out.mean() + (grad.norm(dim=1) - 1).square().mean()).backward()
+    for (name, p), q in zip(net.named_parameters(), twin.parameters(), strict=True):
+        assert (p.grad is None) == (q.grad is None), name
+        if p.grad is not None:
+            torch.testing.assert_close(
+                q.grad.cpu(), p.grad, rtol=1e-4, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}"
+            )
+
+
+def test_gradient_of_a_detached_output_raises(device):
+    """Nothing to differentiate: as in eager."""
+    both_raise(
+        lambda x: compiled(lambda t: t.detach() * 2)(x).sum().backward() or x, lambda: (vector(),), device=device
+    )
+
+
+def test_integer_inputs_beside_differentiable_ones(device):
+    """Integer, bool and complex inputs beside a differentiable float."""
+
+    def f(x, i, m, z):
+        return x[i] * m, (x.to(z.dtype) * z), i + 1, ~m, z.conj()
+
+    def make_args():
+        return (
+            vector(),
+            torch.tensor([2, 0, 1]),
+            torch.tensor([True, False, True]),
+            torch.tensor([1 + 1j, 2j, 3.0]),
+        )
+
+    agree(f, make_args, device=device, grad=True)
