@@ -110,7 +110,8 @@ def plan_call(
         frozenset(place[i] for i in reach(facts(node).value)) if carries else frozenset()
         for node, carries in zip(results, functional.differentiable, strict=True)
     ]
-    program = compile_graph(functional.gm, functional.differentiable, reached, device, options.remat)
+    written = [place[write_back.input] for write_back in functional.write_backs]
+    program = compile_graph(functional.gm, functional.differentiable, reached, written, device, options.remat)
     return Plan(functional, program, positions, device)
 
 

@@ -213,10 +213,12 @@ class _Pass:
         for i, arg in enumerate(known.writes):
             value = self.emit(operator.getitem, (new, i + 1), node, facts(arg).value)
             self.write(arg, value, node)
-        if known.geometry is not None and known.geometry.storage not in self.cells:
-            self.env[node] = self.emit(operator.getitem, (new, 0), node, known.value)
-        elif known.geometry is None and known.value is not None:
-            self.env[node] = self.emit(operator.getitem, (new, 0), node, known.value)
+        storage = known.geometry.storage if known.geometry else None
+        if storage in self.cells:
+            return  # the written argument itself
+        self.env[node] = self.emit(operator.getitem, (new, 0), node, known.value)
+        if storage in self.written:
+            self.cells[storage] = _Cell(known.geometry, self.env[node], known.geometry.requires_grad)
 
     def write(self, arg: fx.Node, value: fx.Node, at: fx.Node) -> None:
         """Make `value` the content of `arg`."""

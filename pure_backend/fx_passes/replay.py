@@ -41,7 +41,7 @@ def view_between(origin: fx.Node, node: fx.Node) -> View:
     start, end = facts(origin).geometry, facts(node).geometry
     path = _path(origin, node)
     detach = start.requires_grad and not facts(node).value.requires_grad
-    if start.same_place(end):
+    if path == [] or (path is None and start.same_place(end)):
         return View(None, None, detach)
     if path is None:
         return View(None, (end.size, end.stride, end.offset), detach)

@@ -25,6 +25,7 @@ def compile_graph(
     gm: fx.GraphModule,
     differentiable: Sequence[bool],
     reach: Sequence[frozenset[int]],
+    written: Sequence[int],
     device_type: str,
     remat: Any,
 ) -> Program:
@@ -34,6 +35,7 @@ def compile_graph(
         gm: Its placeholders that are tensors become the program's inputs 1, 2, ...; input 0 is the random key.
         differentiable: For each output, whether it carries a gradient.
         reach: For each output, the tensor placeholders (by position among them) whose gradient it contributes to.
+        written: The tensor placeholders (by position among them) that the caller writes after each call.
         device_type: Where it will run.
         remat: See `Options.remat`.
     """
@@ -42,7 +44,7 @@ def compile_graph(
     tensors = [value for value in tensors if isinstance(value, torch.Tensor)]
     wanted = tuple(i + 1 for i, t in enumerate(tensors) if t.requires_grad and is_differentiable(t.dtype))
     inputs = wanted if any(differentiable) else ()
-    key = (graph_key(gm), tuple(differentiable), tuple(reach), inputs, device_type, remat, _settings())
+    key = (graph_key(gm), tuple(differentiable), tuple(reach), inputs, tuple(written), device_type, remat, _settings())
 
     def make() -> Program:
         with counters.stage("trace"), _compat.x64():
@@ -50,7 +52,7 @@ def compile_graph(
             jaxpr, uses_key = trace(_tensors_only(gm), [to_aval(t) for t in tensors])
         shifted = tuple(frozenset(i + 1 for i in inputs) for inputs in reach)
         carries = tuple(differentiable) if inputs else (False,) * len(differentiable)
-        return Program(jaxpr, inputs, carries, shifted, uses_key, runtime_for(device_type), remat)
+        return Program(jaxpr, inputs, carries, shifted, uses_key, runtime_for(device_type), remat, frozenset(i + 1 for i in written))
 
     return programs.get(key, make)
 

@@ -41,6 +41,7 @@ class Program:
         differentiable: For each output, whether it carries a gradient.
         reach: For each output, the positions of the inputs whose gradient it contributes to.
         uses_key: Whether input 0, the random key, is read.
+        written: Positions of the inputs that the caller writes after the call.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Program:
         uses_key: bool,
         runtime: Runtime,
         remat: Any,
+        written: frozenset[int] = frozenset(),
     ) -> None:
         self.jaxpr = jaxpr
         self.inputs = inputs
@@ -60,6 +62,7 @@ class Program:
         self.uses_key = uses_key
         self.runtime = runtime
         self.remat = remat
+        self.written = written
         self.outputs = len(jaxpr.jaxpr.outvars)
         self._gradients: dict[tuple[bool, ...], Program] = {}
         self._backwards: dict[tuple[bool, ...], Call] = {}
@@ -70,7 +73,7 @@ class Program:
         """Forward and backward; made once, when a call that records gradients needs it."""
         outputs = [i for i, carries in enumerate(self.differentiable) if carries]
         with counters.stage("differentiate"):
-            return differentiate(self.jaxpr, self.inputs, outputs, self.remat)
+            return differentiate(self.jaxpr, self.inputs, outputs, self.remat, self.written)
 
     @functools.cached_property
     def forward(self) -> Call:

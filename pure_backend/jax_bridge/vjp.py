@@ -52,7 +52,11 @@ class Derivative:
 
 
 def differentiate(
-    jaxpr: Any, inputs: Sequence[int], outputs: Sequence[int], remat: str | Callable[..., Any]
+    jaxpr: Any,
+    inputs: Sequence[int],
+    outputs: Sequence[int],
+    remat: str | Callable[..., Any],
+    written: frozenset[int] = frozenset(),
 ) -> Derivative:
     """Split a program into forward and backward.
 
@@ -61,6 +65,7 @@ def differentiate(
         inputs: Positions of the inputs to differentiate by.
         outputs: Positions of the outputs that carry a gradient.
         remat: The residual policy, see `Options.remat`.
+        written: Positions of inputs that are written after the forward: as residuals they are returned, not referred to.
     """
     function = core.jaxpr_as_fun(jaxpr)
     store: dict[str, Any] = {}
@@ -82,7 +87,7 @@ def differentiate(
     with _compat.x64(), matmul_precision():
         forward_jaxpr = jax.make_jaxpr(forward)(*avals)
     cotangents = tuple(_aval(jaxpr.jaxpr.outvars[i]) for i in outputs)
-    return _plan(forward_jaxpr, len(jaxpr.jaxpr.outvars), store["tree"], cotangents)
+    return _plan(forward_jaxpr, len(jaxpr.jaxpr.outvars), store["tree"], cotangents, written)
 
 
 def _rematerialized(function: Callable[..., Any], remat: str | Callable[..., Any]) -> Callable[..., Any]:
@@ -101,11 +106,11 @@ def _keep_products(primitive: Any, *_: Any, **params: Any) -> bool:
     return primitive.name in _PRODUCTS or primitive.name in _LOOPS
 
 
-def _plan(forward: Any, outputs: int, tree: Any, cotangents: tuple) -> Derivative:
+def _plan(forward: Any, outputs: int, tree: Any, cotangents: tuple, written: frozenset[int]) -> Derivative:
     """Which residuals are inputs, which repeat, and which the backward does not use."""
     saved = forward.jaxpr.outvars[outputs:]
     used = _used_residuals(tree, saved, cotangents)
-    position = {v: i for i, v in enumerate(forward.jaxpr.invars)}
+    position = {v: i for i, v in enumerate(forward.jaxpr.invars) if i not in written}
     fresh: dict[Any, int] = {}
     slots: list[int | None] = []  # for each leaf of the vjp: its slot among the distinct residuals
     residuals: list[Residual] = []

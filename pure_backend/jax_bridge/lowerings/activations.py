@@ -16,6 +16,7 @@ def _activation(*names: str):
 
     def register(fn):
         def lower(site: Site, x, *args, inplace=False, **kwargs):
+            x = x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(site.dtype)
             return fn(wide(x), *args, **kwargs).astype(site.dtype)
 
         lower.__qualname__ = fn.__qualname__

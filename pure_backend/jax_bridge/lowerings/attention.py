@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import jax
@@ -42,6 +43,16 @@ def scaled_dot_product_attention(
         weights = jnp.where(keep, weights / (1 - dropout_p), 0)
     out = jnp.einsum("...ls,...sd->...ld", weights.astype(value.dtype), value)
     return out.reshape(tuple(site.out.shape)).astype(site.dtype)
+
+
+@lowers("aten::_scaled_dot_product_flash_attention_for_cpu")
+def flash_attention_for_cpu(
+    site: Site, query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None
+):
+    """What torch decomposes attention into on CPU: `(out, logsumexp)`; the second is for its own backward only."""
+    whole = dataclasses.replace(site, out=site.out[0])
+    out = scaled_dot_product_attention(whole, query, key, value, attn_mask, dropout_p, is_causal, scale)
+    return out, jnp.zeros(tuple(site.out[1].shape), jnp.float32)
 
 
 def _masked(scores, attn_mask, is_causal: bool, heads):

@@ -23,7 +23,8 @@ class JaxRuntime:
     def enter(self, tensors: Sequence[torch.Tensor]) -> list[jax.Array]:
         """JAX arrays over the tensors' memory."""
         view = self.views
-        return [view(tensor) for tensor in tensors]
+        with _compat.x64():  # outside of it from_dlpack narrows int64
+            return [view(tensor) for tensor in tensors]
 
     def clear(self) -> None:
         """Forget the views of tensors."""
