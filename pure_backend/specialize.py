@@ -31,7 +31,7 @@ class Plan:
     def __init__(self, functional: Functional, program: Program, positions: Sequence[int], device: str) -> None:
         self.program = program
         self.positions = tuple(positions)
-        self.storages = tuple(functional.storage_inputs)
+        self.storages = tuple((positions.index(i), extent) for i, extent in functional.storage_inputs.items())
         self.write_backs = functional.write_backs
         self.outputs = functional.outputs
         self.out_spec = functional.out_spec
@@ -54,9 +54,8 @@ class Plan:
     def gather(self, args: Sequence[Any]) -> list[torch.Tensor]:
         """The program's inputs: the key, then the tensors."""
         tensors = [args[i] for i in self.positions]
-        for i in self.storages:
-            place = self.positions.index(i)
-            tensors[place] = _storage_of(tensors[place])
+        for place, extent in self.storages:
+            tensors[place] = _storage_of(tensors[place], extent)
         key = draw_key() if self.program.uses_key else _NO_KEY
         if self.device == "cpu":
             return [key, *tensors]
@@ -80,15 +79,14 @@ def _write_back(write_back: WriteBack, target: torch.Tensor, value: torch.Tensor
         return
     with torch.no_grad():
         if write_back.storage:
-            _storage_of(target)[: value.numel()].copy_(value)
+            _storage_of(target, value.numel()).copy_(value)
         else:
             target.copy_(value.detach())
 
 
-def _storage_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The whole storage that a tensor lies in, flat."""
-    count = tensor.untyped_storage().nbytes() // tensor.element_size()
-    return tensor.detach().as_strided((count,), (1,), 0)
+def _storage_of(tensor: torch.Tensor, extent: int) -> torch.Tensor:
+    """The first `extent` elements of the storage that a tensor lies in, flat."""
+    return tensor.detach().as_strided((extent,), (1,), 0)
 
 
 def plan_call(

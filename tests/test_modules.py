@@ -15,6 +15,8 @@ def wave(*shape) -> torch.Tensor:
     return (torch.arange(float(n)).reshape(shape) * 0.7).sin()
 
 
+EAGER_ON_XLA = "Dynamo leaves momentum=None to eager (a host read), and torch_xla's eager keeps the biased variance"
+
 NORMS = {
     "batch 1d": (nn.BatchNorm1d(3), (4, 3)),
     "batch 1d, sequence": (nn.BatchNorm1d(3), (4, 3, 5)),
@@ -39,6 +41,8 @@ NORMS = {
 @pytest.mark.parametrize("name", NORMS)
 def test_norms(name, train, device):
     """Outputs, gradients and running statistics."""
+    if name == "cumulative" and train and device.type == "xla":
+        pytest.skip(EAGER_ON_XLA)
     module, shape = NORMS[name]
     agree(
         copy.deepcopy(module).train(train), lambda: (wave(*shape).requires_grad_(),), device=device, grad=True, tol=1e-4
@@ -61,9 +65,15 @@ def test_one_batch_norm_twice_in_a_call(device):
     agree(Twice(), lambda: (wave(4, 3).requires_grad_(),), device=device, grad=True, tol=1e-4)
 
 
-@pytest.mark.parametrize("kind", [nn.BatchNorm1d, lambda n: nn.BatchNorm1d(n, momentum=None)])
+def cumulative(n):
+    return nn.BatchNorm1d(n, momentum=None)
+
+
+@pytest.mark.parametrize("kind", [nn.BatchNorm1d, cumulative], ids=lambda f: f.__name__)
 def test_training_then_evaluation(kind, device):
     """Three training steps, then evaluation with what they left."""
+    if kind is cumulative and device.type == "xla":
+        pytest.skip(EAGER_ON_XLA)
     eager = nn.Sequential(nn.Linear(3, 3), kind(3))
     ours = copy.deepcopy(eager).to(device)
     c = compiled(ours)

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from pure_backend.errors import UnsupportedOperatorError
 from pure_backend.ir import functional_ops
-from pure_backend.ir.describe import tensor_leaves
+from pure_backend.ir.describe import source_line, tensor_leaves
 from pure_backend.ir.facts import facts, reads_input_scalar
 from pure_backend.ir.geometry import Geometry
 from pure_backend.fx_passes.replay import View, view_between, view_of_output
@@ -86,8 +86,8 @@ class Functional:
         outputs: A leaf for each leaf of the original output.
         out_spec: The pytree of the original output.
         write_backs: The inputs that are written.
-        storage_inputs: Inputs of the original graph that the program takes as one flat tensor over the whole storage,
-            because written inputs overlap: position of the program's input to position of the original input.
+        storage_inputs: Inputs that the program takes as one flat tensor over their storage, because written inputs overlap:
+            the position of the first input on each such storage, and how many elements of it the program takes.
     """
 
     gm: fx.GraphModule
@@ -141,6 +141,7 @@ class _Pass:
         self.storage_inputs: dict[int, int] = {}
         self.creators: dict[int, fx.Node] = {}
         self.detached: set[fx.Node] = set()
+        self.geometries: dict[fx.Node, Geometry] = {}
         self.runtime_scalars: set[fx.Node] = set()
 
     def run(self) -> Functional:
@@ -158,6 +159,8 @@ class _Pass:
             self.creators.setdefault(storage, node)
         if node.op == "placeholder":
             return self.visit_placeholder(node, storage)
+        for arg, geometry in known.restrided:
+            self.restride(arg, geometry)
         if known.writes:
             return self.visit_write(node)
         if storage in self.cells:
@@ -195,9 +198,8 @@ class _Pass:
         copied = self.copy(node)  # every original input keeps its position; only the first one is used, as the storage
         if storage in self.cells:
             return
-        position = self.placeholders.index(node)
-        self.storage_inputs[position] = position
         base = _whole_storage(facts(node).value, [facts(p).geometry for p in sharing])
+        self.storage_inputs[self.placeholders.index(node)] = base.numel()
         copied.meta["facts"] = dataclasses.replace(facts(node), value=base, geometry=Geometry.of(base))
         self.cells[storage] = _Cell(Geometry.of(base)._replace(storage=storage), copied, base.requires_grad)
 
@@ -220,18 +222,29 @@ class _Pass:
         if storage in self.written:
             self.cells[storage] = _Cell(known.geometry, self.env[node], known.geometry.requires_grad)
 
+    def restride(self, arg: fx.Node, geometry: Geometry) -> None:
+        """From here on `arg` shows its memory in another way."""
+        if arg.op == "placeholder":
+            raise UnsupportedOperatorError(f"the shape of an input is changed in place\n  at {source_line(arg)}")
+        self.geometries[arg] = geometry
+        self.reads.pop(arg, None)
+
+    def geometry(self, node: fx.Node) -> Geometry | None:
+        """Where a node of the old graph lies at this point of the pass."""
+        return self.geometries.get(node) or facts(node).geometry
+
     def write(self, arg: fx.Node, value: fx.Node, at: fx.Node) -> None:
         """Make `value` the content of `arg`."""
-        geometry = facts(arg).geometry
+        geometry = self.geometry(arg)
         cell = self.cells[geometry.storage]
         old = cell.node
         if not geometry.same_place(cell.base):
             where = (_portable(cell.base), _portable(geometry))
             value = self.emit(functional_ops.write_view, (old, value, *where), at, facts(old).value)
-        if not facts(at).grad or arg in self.detached:
+        if arg not in facts(at).recorded or arg in self.detached:
             if cell.requires_grad:
                 value = self.emit(functional_ops.keep_gradient, (value, old), at, facts(old).value)
-            else:
+            elif not facts(at).grad:
                 value = self.emit(torch.Tensor.detach, (value,), at, facts(old).value)
         else:
             cell.recorded = True
@@ -240,7 +253,7 @@ class _Pass:
 
     def read(self, node: fx.Node) -> Any:
         """The node of the new graph that has the present value of a node of the old one, or the value of a plain node."""
-        geometry = facts(node).geometry
+        geometry = self.geometry(node)
         cell = self.cells.get(geometry.storage) if geometry else None
         if cell is None:
             return self.env[node] if node in self.env else facts(node).value
@@ -345,6 +358,7 @@ class _Outputs:
 def _storages_with_cells(gm: fx.GraphModule) -> set[int]:
     """Storages that are written, and those that `as_strided` may read outside of its argument."""
     cells = {facts(arg).geometry.storage for node in gm.graph.nodes for arg in facts(node).writes}
+    cells |= {geometry.storage for node in gm.graph.nodes for _, geometry in facts(node).restrided}
     strided = (n for n in gm.graph.nodes if n.target in ("as_strided", torch.as_strided))
     return cells | {facts(node).geometry.storage for node in strided}
 

@@ -22,6 +22,7 @@ from pure_backend.errors import UnsupportedOperatorError
 from pure_backend.fx_passes import higher_order
 from pure_backend.ir.describe import describe_node
 from pure_backend.ir.facts import Facts, facts, reads_input_scalar
+from pure_backend.ir.geometry import Geometry
 
 _ENTER_INFERENCE = torch.autograd.grad_mode._enter_inference_mode
 _EXIT_INFERENCE = torch.autograd.grad_mode._exit_inference_mode
@@ -62,17 +63,25 @@ def _run_nodes(gm: fx.GraphModule, args: Sequence[Any]) -> None:
 
 
 def _run(node: fx.Node, gm: fx.GraphModule, values: dict[fx.Node, Any], argument: Any) -> Any:
+    node.meta.pop("geometry", None)
     tensor_args = [arg for arg in node.all_input_nodes if isinstance(values[arg], torch.Tensor)]
     versions = [values[arg]._version for arg in tensor_args]
+    histories = {arg: values[arg].grad_fn for arg in tensor_args}
     autocast = _autocast_now()
     value = _evaluate(node, gm, values, argument)
     written = [arg for arg, seen in zip(tensor_args, versions, strict=True) if values[arg]._version != seen]
     written += [arg for arg in _undeclared_writes(node) if arg not in written]
+    restrided = _restrided([arg for arg in written if arg in values])
+    written = [arg for arg in written if arg not in dict(restrided)]
+    for arg, geometry in restrided:
+        arg.meta["geometry"] = geometry
     node.meta["facts"] = Facts.of(
         value,
         writes=tuple(written),
+        recorded=tuple(arg for arg in written if values[arg].grad_fn is not histories.get(arg)),
         grad=torch.is_grad_enabled(),
         autocast=autocast,
+        restrided=restrided,
         bodies=node.meta.pop("bodies", ()),
     )
     return value
@@ -103,6 +112,12 @@ def _evaluate(node: fx.Node, gm: fx.GraphModule, values: dict[fx.Node, Any], arg
         raise UnsupportedOperatorError(
             f"{describe_node(node)}\nneeds the values of its inputs, which a compiled program does not have ({error})"
         ) from error
+
+
+def _restrided(args: Sequence[fx.Node]) -> tuple[tuple[fx.Node, Geometry], ...]:
+    """The arguments whose place in memory is not what it was: `t_` and its like count as writes for autograd only."""
+    pairs = ((arg, Geometry.of(facts(arg).value)) for arg in args)
+    return tuple((arg, now) for arg, now in pairs if now.place != arg.meta.get("geometry", facts(arg).geometry).place)
 
 
 def _set_grad_enabled(enabled: bool) -> bool:

@@ -22,10 +22,13 @@ def gradient_reach(args: Sequence[Any]) -> Callable[[torch.Tensor], frozenset[in
         A function that gives, for a tensor that a graph computed from them, the positions of the arguments that its gradient
         reaches.
     """
-    sources: dict[Any, int] = {}
+    sources: dict[Any, frozenset[int]] = {}
     for position, arg in enumerate(args):
         if isinstance(arg, torch.Tensor) and arg.requires_grad:
-            sources[_edge(arg)] = position
+            for tensor in (arg, arg._base):  # a write to a view moves its history to its base
+                if tensor is not None and tensor.requires_grad:
+                    edge = _edge(tensor)
+                    sources[edge] = sources.get(edge, frozenset()) | {position}
     reached: dict[Any, frozenset[int]] = {}
 
     def reach(tensor: torch.Tensor) -> frozenset[int]:
@@ -41,7 +44,7 @@ def _edge(tensor: torch.Tensor) -> Any:
     return (edge.node, edge.output_nr)
 
 
-def _search(start: Any, sources: dict[Any, int], reached: dict[Any, frozenset[int]]) -> frozenset[int]:
+def _search(start: Any, sources: dict[Any, frozenset[int]], reached: dict[Any, frozenset[int]]) -> frozenset[int]:
     """Positions below an edge; iterative, since a deep model's autograd graph is deeper than Python's stack."""
     stack = [start]
     while stack:
@@ -50,7 +53,7 @@ def _search(start: Any, sources: dict[Any, int], reached: dict[Any, frozenset[in
             stack.pop()
             continue
         if edge in sources:
-            reached[edge] = frozenset({sources[edge]})
+            reached[edge] = sources[edge]
             continue
         below = [following for following in edge[0].next_functions if following[0] is not None]
         waiting = [following for following in below if following not in reached]

@@ -20,16 +20,20 @@ class Facts:
             state at the end of the graph; what it was when the node ran is in `geometry`.
         geometry: The value's geometry right after the node ran; None unless the value is one tensor.
         writes: The argument nodes whose memory the node wrote.
+        recorded: Those of them whose gradient history the write changed.
         grad: Whether autograd was recording while it ran.
         autocast: Device type and dtype of the autocast regions that were open while it ran.
+        restrided: Argument nodes that the node gave another geometry in place (`t_`, `unsqueeze_`), and the new one.
         bodies: For a higher-order operator, its propagated bodies.
     """
 
     value: Any
     geometry: Geometry | None = None
     writes: tuple[fx.Node, ...] = ()
+    recorded: tuple[fx.Node, ...] = ()
     grad: bool = True
     autocast: tuple[tuple[str, torch.dtype], ...] = ()
+    restrided: tuple[tuple[fx.Node, Geometry], ...] = ()
     bodies: tuple[fx.GraphModule, ...] = ()
 
     @classmethod

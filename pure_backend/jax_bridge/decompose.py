@@ -37,15 +37,18 @@ def decompose(
         autocast: The autocast regions to run in; the casts they make are in the graph.
 
     Returns:
-        A graph whose placeholders are the tensors among `leaves` in order and whose output is a flat list: the tensors of the
-        result, then the new values of the written tensors. Every node has `Facts`.
+        A graph whose placeholders are the tensors among `leaves` in order, a tensor that stands there twice once, and whose
+        output is a flat list: the tensors of the result, then the new values of the written tensors. Every node has `Facts`.
     """
     positions = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    order = distinct([leaves[i] for i in positions])
     mode = FakeTensorMode()
-    fakes = [_fresh(leaves[i], mode) for i in positions]
+    fakes = [_fresh(leaves[positions[first]], mode) for first in dict.fromkeys(order)]
+    number = {first: n for n, first in enumerate(dict.fromkeys(order))}
 
-    def call(*tensors):
+    def call(*unique):
         full = list(leaves)
+        tensors = [unique[number[first]] for first in order]
         for i, tensor in zip(positions, tensors, strict=True):
             full[i] = tensor
         args, kwargs = pytree.tree_unflatten(full, spec)
@@ -60,6 +63,12 @@ def decompose(
             stack.enter_context(torch.autocast(device, dtype, cache_enabled=False))
         gm = make_fx(torch.func.functionalize(call, remove="mutations_and_views"))(*fakes)
     return _with_facts(gm)
+
+
+def distinct(values: Sequence[Any]) -> list[int]:
+    """For each value the position of the first one that is the same object."""
+    first: dict[int, int] = {}
+    return [first.setdefault(id(value), i) for i, value in enumerate(values)]
 
 
 def torch_decomposition(op: Any) -> Callable[..., Any] | None:

@@ -25,7 +25,7 @@ from pure_backend.ir.describe import describe_node, describe_tensor
 from pure_backend.ir.facts import facts, reads_input_scalar
 from pure_backend.jax_bridge import lowerings
 from pure_backend.jax_bridge.avals import to_jax_dtype
-from pure_backend.jax_bridge.decompose import decompose, torch_decomposition
+from pure_backend.jax_bridge.decompose import decompose, distinct, torch_decomposition
 from pure_backend.jax_bridge.lowerings.registry import names_of, updates_arguments
 from pure_backend.jax_bridge.rng import KEY_SHAPE, KeyStream
 
@@ -152,7 +152,8 @@ class Walker:
         leaves, spec = pytree.tree_flatten(fakes)
         arrays = pytree.tree_leaves(args)
         leaves = [_scalar_as_tensor(leaf, array) for leaf, array in zip(leaves, arrays, strict=True)]
-        tensors = [a for leaf, a in zip(leaves, arrays, strict=True) if isinstance(leaf, torch.Tensor)]
+        pairs = [(leaf, a) for leaf, a in zip(leaves, arrays, strict=True) if isinstance(leaf, torch.Tensor)]
+        tensors = [pairs[i][1] for i in dict.fromkeys(distinct([leaf for leaf, _ in pairs]))]
         gm = decompose(op, leaves, spec, writes, facts(node).autocast)
         _check_progress(node, gm, op)
         return self.run(gm, tensors)

@@ -87,6 +87,8 @@ def test_a04_batch_norm_running_statistics(device):
 @pytest.mark.parametrize("options", [{"momentum": 0.5}, {"momentum": None}, {"track_running_stats": False}], ids=str)
 def test_a04_batch_norm_options(options, device):
     """A04 https://github.com/pytorch/torchdynamo/issues/1908"""
+    if options == {"momentum": None} and device.type == "xla":
+        pytest.skip("Dynamo leaves momentum=None to eager, and torch_xla's eager keeps the biased variance")
     agree(nn.BatchNorm1d(3, **options).train(), lambda: (batch(),), device=device, grad=True)
 
 

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pure_backend.errors import PureBackendError
+from pure_backend.ir.describe import source_line
 from pure_backend.jax_bridge.lowerings.registry import Site, lowers
 from pure_backend.jax_bridge.lowerings.values import as_array, wide
 
@@ -176,6 +178,8 @@ def _is_one(alpha: Any) -> bool:
 @lowers("div", "divide")
 def div(site: Site, x, y, rounding_mode=None):
     """Division; `rounding_mode` "trunc" or "floor" keeps the promoted dtype."""
+    if site.writes and rounding_mode is None and not jnp.issubdtype(site.dtype, jnp.inexact):
+        raise PureBackendError(f"a quotient can't be written in place to a {site.dtype} tensor\n  at {source_line(site.node)}")
     x, y = as_array(x, site.dtype), as_array(y, site.dtype)
     if rounding_mode == "floor":
         return jnp.floor_divide(x, y)

@@ -123,6 +123,51 @@ def aten_embedding(site: Site, weight, ids, padding_idx=-1, scale_grad_by_freq=F
     return embedding(site, ids, weight, padding_idx if padding_idx >= 0 else None, None, 2.0, scale_grad_by_freq)
 
 
+@lowers("aten::embedding_renorm")
+def embedding_renorm(site: Site, weight, ids, max_norm, norm_type):
+    """The rows that are used, scaled down to `max_norm`."""
+    norms = jnp.sum(jnp.abs(weight) ** norm_type, axis=1, keepdims=True) ** (1 / norm_type)
+    used = jnp.zeros(weight.shape[0], bool).at[ids.reshape(-1)].set(True)[:, None]
+    return jnp.where(used & (norms > max_norm), weight * (max_norm / (norms + 1e-7)), weight)
+
+
+@lowers("F.embedding_bag")
+def embedding_bag(
+    site: Site,
+    ids,
+    weight,
+    offsets=None,
+    max_norm=None,
+    norm_type=2,
+    scale_grad_by_freq=False,
+    mode="mean",
+    sparse=False,
+    per_sample_weights=None,
+    include_last_offset=False,
+    padding_idx=None,
+):
+    """Sums, means or maxima of bags of rows; bags are the rows of 2-D ids, or begin at the offsets in 1-D ids."""
+    if max_norm is not None or scale_grad_by_freq:
+        return NotImplemented
+    bags = site.out.shape[0]
+    if ids.ndim == 2:
+        bag = jnp.repeat(jnp.arange(ids.shape[0]), ids.shape[1], total_repeat_length=ids.size)
+    else:
+        bag = jnp.searchsorted(offsets[:bags], jnp.arange(ids.size), side="right") - 1
+    rows = weight[ids.reshape(-1)]
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights.reshape(-1, 1)
+    counted = jnp.ones(ids.size, bool) if padding_idx is None else ids.reshape(-1) != padding_idx % weight.shape[0]
+    if mode == "max":
+        largest = jax.ops.segment_max(jnp.where(counted[:, None], rows, -jnp.inf), bag, bags)
+        return jnp.where(jnp.isneginf(largest), 0, largest)
+    total = jax.ops.segment_sum(jnp.where(counted[:, None], rows, 0), bag, bags)
+    if mode == "sum":
+        return total
+    sizes = jax.ops.segment_sum(counted.astype(total.dtype), bag, bags)
+    return total / jnp.maximum(sizes, 1)[:, None]
+
+
 @lowers("index_select")
 def index_select(site: Site, x, dim, index):
     """Slices at the given indices."""

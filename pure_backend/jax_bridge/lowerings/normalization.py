@@ -112,7 +112,8 @@ def instance_norm(
 ):
     """Normalization of each channel of each sample; a writing call returns the new running statistics too."""
     if not use_input_stats:
-        return batch_norm(site, x, running_mean, running_var, weight, bias, False, momentum, eps)
+        out = batch_norm(site, x, running_mean, running_var, weight, bias, False, momentum, eps)
+        return (out, running_mean, running_var) if site.writes else out
     over = tuple(range(2, x.ndim))
     out, mean, var = _normalized(wide(x), over, eps)
     out = _affine(out, weight, bias, _channels(x)).astype(site.dtype)

@@ -17,22 +17,21 @@ from pure_backend.jax_bridge.lowerings.registry import Site, lowers
 @lowers("read_view")
 def read_view(site: Site, value, base: Geometry, view: Geometry):
     """The elements a view shows, from the value of its base."""
-    value, base, view_parts = _common_type(value, base, view)
-    out = _read(value, plan_view(base, view_parts))
-    return _typed(out, view)
+    memory, base, parts = _common_type(value, base, view)
+    out = _read(memory, plan_view(base, parts))
+    out = _from_parts(out, to_jax_dtype(view.dtype))
+    out = jnp.conj(out) if view.conj else out
+    return -out if view.neg else out
 
 
 @lowers("write_view")
 def write_view(site: Site, value, new, base: Geometry, view: Geometry):
     """The value of the base after a write through a view."""
-    parts, base_parts, view_parts = _common_type(value, base, view)
-    new = _untyped(new, view, parts.dtype)
-    out = _write(parts, new, plan_view(base_parts, view_parts))
-    if out.dtype == value.dtype:
-        return out
-    if base.dtype.is_complex:
-        return lax.complex(out[..., 0], out[..., 1])
-    return lax.bitcast_convert_type(out, value.dtype)
+    memory, memory_base, parts = _common_type(value, base, view)
+    new = -new if view.neg else new
+    new = jnp.conj(new) if view.conj else new
+    written = _write(memory, _to_parts(new.astype(to_jax_dtype(view.dtype)), memory.dtype), plan_view(memory_base, parts))
+    return _from_parts(written, value.dtype)
 
 
 @lowers("as_strided")
@@ -59,35 +58,39 @@ def _keep_gradient_jvp(primals, tangents):
 
 
 def _common_type(value, base: Geometry, view: Geometry):
-    """Base and view counted in elements of one type: the parts of a complex base, the bits of another width-alike."""
+    """Memory, base and view counted in elements of one type, the smaller of the two: real parts, or bits."""
     if base.dtype == view.dtype:
         return value, base, view
-    if base.dtype.is_complex:
-        return jnp.stack([value.real, value.imag], axis=-1), _parts(base), view
-    if view.dtype.is_complex:
-        return value, base, _parts(view)
-    return lax.bitcast_convert_type(value, to_jax_dtype(view.dtype)), base, view
+    if base.dtype.itemsize >= view.dtype.itemsize:
+        return _to_parts(value, to_jax_dtype(view.dtype)), _parts(base, view.dtype), view
+    return value, base, _parts(view, base.dtype)
 
 
-def _parts(g: Geometry) -> Geometry:
-    return g._replace(size=(*g.size, 2), stride=(*(2 * s for s in g.stride), 1), offset=2 * g.offset)
+def _parts(g: Geometry, dtype) -> Geometry:
+    """A geometry counted in elements of a smaller dtype; an element becomes a last dimension of its parts."""
+    n = g.dtype.itemsize // dtype.itemsize
+    if n == 1:
+        return g._replace(dtype=dtype)
+    return g._replace(size=(*g.size, n), stride=(*(n * s for s in g.stride), 1), offset=n * g.offset, dtype=dtype)
 
 
-def _typed(out, view: Geometry):
-    """What was read, as the view's type, conjugated or negated if the view says so."""
-    if view.dtype.is_complex and not jnp.issubdtype(out.dtype, jnp.complexfloating):
-        out = lax.complex(out[..., 0], out[..., 1])
-    out = jnp.conj(out) if view.conj else out
-    return -out if view.neg else out
+def _to_parts(value, dtype):
+    """Values as elements of a smaller (or equally wide) dtype, in a last dimension if there are several."""
+    if value.dtype == dtype:
+        return value
+    if jnp.issubdtype(value.dtype, jnp.complexfloating):
+        return _to_parts(jnp.stack([value.real, value.imag], axis=-1), dtype)
+    value = value.astype(jnp.uint8) if value.dtype == jnp.bool_ else value
+    return lax.bitcast_convert_type(value, dtype)
 
 
-def _untyped(new, view: Geometry, dtype):
-    """What is written, as the memory's type."""
-    new = -new if view.neg else new
-    new = jnp.conj(new) if view.conj else new
-    if view.dtype.is_complex and not jnp.issubdtype(dtype, jnp.complexfloating):
-        return jnp.stack([new.real, new.imag], axis=-1)
-    return new.astype(dtype)
+def _from_parts(parts, dtype):
+    """The inverse of `_to_parts`."""
+    if parts.dtype == dtype:
+        return parts
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        return lax.complex(parts[..., 0], parts[..., 1])
+    return parts.astype(bool) if dtype == jnp.bool_ else lax.bitcast_convert_type(parts, dtype)
 
 
 def _read(value, plan: Plan):
