@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from pure_backend import _compat
 from pure_backend.errors import UnsupportedOperatorError
+from pure_backend.fx_passes.inputs import check_inputs
 from pure_backend.fx_passes.mutation import Alias, Constant, Functional, Value, WriteBack
 from pure_backend.fx_passes.normalize import Normalized
 from pure_backend.ir.facts import facts
@@ -128,7 +129,10 @@ class Specializations:
         """Run the graph."""
         if self.normalized.lifted:
             args = (*args, *self.normalized.read_lifted())
-        plan = self.plans.get(self.signature(args))
+        try:
+            plan = self.plans.get(self.signature(args))
+        except RuntimeError:  # a sparse tensor has no strides: specialize says which argument it is
+            plan = None
         return (plan or self.specialize(args))(args)
 
     def signature(self, args: Sequence[Any]) -> Any:
@@ -142,6 +146,7 @@ class Specializations:
     def specialize(self, args: Sequence[Any]) -> Plan:
         """A new plan; one thread at a time, since the graph is annotated while it is made."""
         with self.lock:
+            check_inputs(self.normalized.gm, args)
             if (known := self.plans.get(self.signature(args))) is not None:
                 return known
             plan = self.make(args)

@@ -121,7 +121,7 @@ KINKS = {
     "xlogy": lambda x: (torch.xlogy(x, x.detach() + 1), torch.special.entr(x.abs() + 1)),
     "atan2, hypot": lambda x: (torch.atan2(x, x + 1), torch.hypot(x, x + 1)),
     "huber": lambda x: (F.huber_loss(x, x.detach() * 2), F.smooth_l1_loss(x, x.detach() + 1), F.l1_loss(x, x.detach())),
-    "remainder": lambda x: (x % 0.7, torch.fmod(x, 0.7), x // 0.7 * x),
+    "remainder": lambda x: (x % 0.7, torch.fmod(x, 0.7)),
     "renorm": lambda x: (F.normalize(x[:2], dim=0), F.cosine_similarity(x, x + 1, dim=0)),
     "cdist of equals": lambda x: torch.cdist(x[:, None], x[:, None].detach()),
     "pairwise": lambda x: F.pairwise_distance(x[None], x[None].detach() + 1),
@@ -295,7 +295,7 @@ def layer_norm_by_hand(x):
     return centred / torch.sqrt((centred * centred).mean() + 1e-5) * x
 
 
-# torch's own layer_norm has a third derivative that is off by 1e-3 even in f64: its double backward takes rstd as constant.
+# The third derivative of torch's own layer_norm is off by 1e-3 even in f64: its double backward takes rstd as constant.
 EXACT = {"layer norm": layer_norm_by_hand}
 
 

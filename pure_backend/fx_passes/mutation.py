@@ -113,10 +113,12 @@ def functionalize_body(gm: fx.GraphModule) -> fx.GraphModule:
     Raises:
         UnsupportedOperatorError: The body writes one of its inputs, which no program can show outside.
     """
-    run = _Pass(gm, share_outputs=False).run()
-    if run.write_backs:
+    run = _Pass(gm)
+    run.visit_all()
+    if any(cell.written and run.creators[storage].op == "placeholder" for storage, cell in run.cells.items()):
         raise UnsupportedOperatorError("the body of a higher-order operator writes one of its inputs")
-    return run.gm
+    leaves = pytree.tree_leaves(gm.graph.output_node().args[0])
+    return run.module([run.read(leaf) if isinstance(leaf, fx.Node) else leaf for leaf in leaves])
 
 
 @dataclasses.dataclass
@@ -129,9 +131,8 @@ class _Cell:
 
 
 class _Pass:
-    def __init__(self, gm: fx.GraphModule, share_outputs: bool = True) -> None:
+    def __init__(self, gm: fx.GraphModule) -> None:
         self.gm = gm
-        self.share_outputs = share_outputs
         self.graph = fx.Graph()
         self.placeholders = gm.graph.find_nodes(op="placeholder", sort=True)
         self.written = _storages_with_cells(gm)
@@ -145,10 +146,19 @@ class _Pass:
         self.runtime_scalars: set[fx.Node] = set()
 
     def run(self) -> Functional:
+        self.visit_all()
+        return self.finish(self.gm.graph.output_node())
+
+    def visit_all(self) -> None:
         for node in self.gm.graph.nodes:
             if node.op != "output":
                 self.visit(node)
-        return self.finish(self.gm.graph.output_node())
+
+    def module(self, results: list[Any]) -> fx.GraphModule:
+        """The new graph with these outputs."""
+        self.graph.output(tuple(results))
+        self.graph.eliminate_dead_code()
+        return fx.GraphModule(self.gm, self.graph)
 
     def visit(self, node: fx.Node) -> None:
         known = facts(node)
@@ -292,9 +302,7 @@ class _Pass:
         differentiable = [facts(node).value.requires_grad for node in finder.positions]
         write_backs = tuple(self.write_backs(results))
         differentiable += [write_back.recorded for write_back in write_backs]
-        self.graph.output(tuple(results))
-        self.graph.eliminate_dead_code()
-        gm = fx.GraphModule(self.gm, self.graph)
+        gm = self.module(results)
         return Functional(gm, tuple(differentiable), tuple(outputs), spec, write_backs, self.storage_inputs)
 
     def write_backs(self, results: list[fx.Node]):
@@ -326,8 +334,6 @@ class _Outputs:
         known = facts(leaf)
         if known.geometry is None:
             return Constant(known.value)
-        if not self.of.share_outputs:
-            return Value(self.position(leaf))
         creator = self.of.creators[known.geometry.storage]
         if creator.op == "placeholder":
             origin = self.input_of(leaf, creator)

@@ -9,6 +9,7 @@ Dynamo's own time).
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import Any
@@ -66,7 +67,7 @@ def _run(node: fx.Node, gm: fx.GraphModule, values: dict[fx.Node, Any], argument
     node.meta.pop("geometry", None)
     tensor_args = [arg for arg in node.all_input_nodes if isinstance(values[arg], torch.Tensor)]
     versions = [values[arg]._version for arg in tensor_args]
-    histories = {arg: values[arg].grad_fn for arg in tensor_args}
+    histories = {arg: _history(values[arg]) for arg in tensor_args}
     autocast = _autocast_now()
     value = _evaluate(node, gm, values, argument)
     written = [arg for arg, seen in zip(tensor_args, versions, strict=True) if values[arg]._version != seen]
@@ -78,7 +79,7 @@ def _run(node: fx.Node, gm: fx.GraphModule, values: dict[fx.Node, Any], argument
     node.meta["facts"] = Facts.of(
         value,
         writes=tuple(written),
-        recorded=tuple(arg for arg in written if values[arg].grad_fn is not histories.get(arg)),
+        recorded=tuple(arg for arg in written if _history(values[arg]) is not histories.get(arg)),
         grad=torch.is_grad_enabled(),
         autocast=autocast,
         restrided=restrided,
@@ -107,6 +108,8 @@ def _evaluate(node: fx.Node, gm: fx.GraphModule, values: dict[fx.Node, Any], arg
             return _set_grad_enabled(not args[0])
         if node.target is _EXIT_INFERENCE:
             return torch._C._set_grad_enabled(args[0])
+        if node.target in (operator.getitem, operator.setitem) and _has_index_tensor(args[1]):
+            return _indexed_by_tensor(node, *args)
         return node.target(*args, **kwargs)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise UnsupportedOperatorError(
@@ -114,10 +117,31 @@ def _evaluate(node: fx.Node, gm: fx.GraphModule, values: dict[fx.Node, Any], arg
         ) from error
 
 
+def _history(tensor: torch.Tensor) -> Any:
+    """The autograd node that changes when a write to a tensor is recorded: that of its base if it is a view."""
+    return (tensor if tensor._base is None else tensor._base).grad_fn
+
+
 def _restrided(args: Sequence[fx.Node]) -> tuple[tuple[fx.Node, Geometry], ...]:
     """The arguments whose place in memory is not what it was: `t_` and its like count as writes for autograd only."""
     pairs = ((arg, Geometry.of(facts(arg).value)) for arg in args)
     return tuple((arg, now) for arg, now in pairs if now.place != arg.meta.get("geometry", facts(arg).geometry).place)
+
+
+def _has_index_tensor(index: Any) -> bool:
+    return any(map(_is_index_tensor, index if isinstance(index, tuple) else (index,)))
+
+
+def _is_index_tensor(part: Any) -> bool:
+    return isinstance(part, torch.Tensor) and part.ndim == 0 and part.dtype not in (torch.bool, torch.uint8)
+
+
+def _indexed_by_tensor(node: fx.Node, x: torch.Tensor, index: Any, *value: Any) -> Any:
+    """`x[..., i]` with a 0-d integer tensor, whose value eager reads on the host to make a view; in a program it is a gather."""
+    parts = index if isinstance(index, tuple) else (index,)
+    stand_in = tuple(0 if _is_index_tensor(part) else part for part in parts)
+    result = node.target(x, stand_in, *value)
+    return result.clone() if isinstance(result, torch.Tensor) else result
 
 
 def _set_grad_enabled(enabled: bool) -> bool:

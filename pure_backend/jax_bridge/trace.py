@@ -95,6 +95,8 @@ class Walker:
                 return _recorded(node, self.write(node, node.target, args, kwargs))
             if reads_input_scalar(node):
                 return args[0]
+            if isinstance(facts(node).value, (int, float)):
+                return node.target(*args, **kwargs)  # arithmetic on such a scalar
             return _recorded(node, self.call(node, args, kwargs))
         except (TypeError, ValueError, NotImplementedError, AssertionError, AttributeError, KeyError) as error:
             raise LoweringError(f"lowering {describe_node(node)}\nfailed: {type(error).__name__}: {error}") from error
@@ -102,7 +104,7 @@ class Walker:
     def call(self, node: fx.Node, args: tuple, kwargs: dict) -> Any:
         """A node that writes nothing."""
         site = self.site(node, facts(node).value, node.args)
-        lowering = self.lowering(node, node.target)
+        lowering = lowerings.find(node.target)
         result = NotImplemented
         if lowering is not None:
             bound_args, bound_kwargs = _bound(args, kwargs)
@@ -117,7 +119,7 @@ class Walker:
         out, written = node.meta["result"], node.meta["written"]
         op, writes = target.op, target.writes
         name = names_of(op)[0]
-        lowering = self.lowering(node, op)
+        lowering = lowerings.find(op)
         base = name.endswith("_") and lowerings.find(name.rstrip("_")) if lowering is None else None
         bound_args, bound_kwargs = _bound(args, kwargs)
         if lowering is not None and updates_arguments(lowering):
@@ -132,13 +134,6 @@ class Walker:
             return (_structured(flat[:count], out), *self.conform(node, flat[count:], list(written)))
         new = self.conform(node, jnp.broadcast_to(new, written[0].shape), written[0])
         return (new, new)
-
-    def lowering(self, node: fx.Node, op: Any) -> Callable[..., Any] | None:
-        """Our lowering of an operator; inside autocast only those of products, whose operands are cast first."""
-        found = lowerings.find(op)
-        if facts(node).autocast:
-            return None if found is None or not _keeps_its_types(node) else found
-        return found
 
     def site(self, node: fx.Node, out: Any, args: Any, writes: tuple[int, ...] = ()) -> lowerings.Site:
         fakes = fx.map_arg(args, lambda n: facts(n).value)
@@ -239,20 +234,6 @@ def _bound(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     if "other" in kwargs and len(args) == 1:
         args = (*args, kwargs.pop("other"))
     return args, kwargs
-
-
-_PRODUCTS = frozenset(
-    {"F.linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "mv", "dot"}
-    | {f"F.conv{n}d" for n in (1, 2, 3)}
-    | {"conv1d", "conv2d", "conv3d", "F.scaled_dot_product_attention"}
-)
-_SAFE_IN_AUTOCAST = frozenset({"getitem", "reshape", "view", "permute", "transpose", "t", "detach", "to", "read_view", "write_view"})
-
-
-def _keeps_its_types(node: fx.Node) -> bool:
-    """Whether a lowering is right under autocast: products take torch's result type, movements have no policy."""
-    names = names_of(node.target)
-    return any(name in _PRODUCTS or name in _SAFE_IN_AUTOCAST or name.startswith("hop::") for name in names)
 
 
 def _scalar_as_tensor(leaf: Any, array: Any) -> Any:

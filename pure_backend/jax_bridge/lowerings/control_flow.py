@@ -57,7 +57,15 @@ def _cotangent(grad, primal):
     """What JAX expects for a primal: zeros for None, float0 for what carries no gradient."""
     if not jnp.issubdtype(primal.dtype, jnp.inexact):
         return jax.numpy.zeros(primal.shape, jax.dtypes.float0)
-    return jnp.zeros_like(primal) if grad is None else jnp.broadcast_to(grad, primal.shape).astype(primal.dtype)
+    return jnp.zeros_like(primal) if grad is None else _summed_to(grad, primal.shape).astype(primal.dtype)
+
+
+def _summed_to(grad, shape):
+    """A gradient in the shape of its primal: torch sums over what was broadcast."""
+    lead = tuple(range(grad.ndim - len(shape)))
+    grad = jnp.sum(grad, lead) if lead else grad
+    over = tuple(i for i, n in enumerate(shape) if n == 1 and grad.shape[i] != 1)
+    return jnp.broadcast_to(jnp.sum(grad, over, keepdims=True) if over else grad, shape)
 
 
 def _like(out, results):

@@ -63,8 +63,8 @@ _EXACT = {
     "positive": lambda x: x,
     "resolve_conj": lambda x: x,
     "resolve_neg": lambda x: x,
-    "sgn": jnp.sign,
-    "sign": jnp.sign,
+    "sgn": lambda x: jnp.where(jnp.isnan(x), 0, jnp.sign(x)),
+    "sign": lambda x: jnp.where(jnp.isnan(x), 0, jnp.sign(x)),  # torch: the sign of NaN is 0
     "signbit": jnp.signbit,
     "square": lambda x: x * x,
     "trunc": jnp.trunc,
@@ -195,7 +195,10 @@ def power(site: Site, x, y):
         if jnp.issubdtype(site.dtype, jnp.integer) and y < 0:
             return jnp.power(as_array(x, site.dtype), as_array(y, site.dtype))
         return lax.integer_pow(as_array(x, site.dtype), int(y))
-    return jnp.power(as_array(x, site.dtype), as_array(y, site.dtype))
+    x = as_array(x, site.dtype)
+    if isinstance(y, float) and y == 0.5:  # as torch does, which matters for -inf and -0
+        return jnp.sqrt(x)
+    return jnp.power(x, as_array(y, site.dtype))
 
 
 @lowers("where")

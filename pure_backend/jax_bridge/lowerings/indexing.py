@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pure_backend.jax_bridge.lowerings.registry import Site, lowers
-from pure_backend.jax_bridge.lowerings.values import as_array
+from pure_backend.jax_bridge.lowerings.registry import Site, lowers, updates
+from pure_backend.jax_bridge.lowerings.values import as_array, keep_gradient_of
 
 
 @lowers("getitem")
@@ -104,17 +104,19 @@ def index_put_(site: Site, x, indices, values, accumulate=False):
 
 
 @lowers("F.embedding")
+@updates
 def embedding(
     site: Site, ids, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False
 ):
     """Rows of `weight: f[entries, width]`; the row of `padding_idx` gets no gradient."""
-    if max_norm is not None or scale_grad_by_freq:
+    if scale_grad_by_freq:
         return NotImplemented
-    rows = weight[ids]
-    if padding_idx is None:
-        return rows
-    padding = (ids == padding_idx % weight.shape[0])[..., None]
-    return jnp.where(padding, lax.stop_gradient(rows), rows)
+    used = weight if max_norm is None else _renormed(weight, ids, max_norm, norm_type)
+    rows = used[ids]
+    if padding_idx is not None:
+        padding = (ids == padding_idx % weight.shape[0])[..., None]
+        rows = jnp.where(padding, lax.stop_gradient(rows), rows)
+    return (rows, used) if site.writes else rows
 
 
 @lowers("aten::embedding")
@@ -126,9 +128,14 @@ def aten_embedding(site: Site, weight, ids, padding_idx=-1, scale_grad_by_freq=F
 @lowers("aten::embedding_renorm")
 def embedding_renorm(site: Site, weight, ids, max_norm, norm_type):
     """The rows that are used, scaled down to `max_norm`."""
+    return _renormed(weight, ids, max_norm, norm_type)
+
+
+def _renormed(weight, ids, max_norm, norm_type):
+    """Renormed rows; the renorm is not differentiated, as in torch."""
     norms = jnp.sum(jnp.abs(weight) ** norm_type, axis=1, keepdims=True) ** (1 / norm_type)
     used = jnp.zeros(weight.shape[0], bool).at[ids.reshape(-1)].set(True)[:, None]
-    return jnp.where(used & (norms > max_norm), weight * (max_norm / (norms + 1e-7)), weight)
+    return keep_gradient_of(jnp.where(used & (norms > max_norm), weight * (max_norm / (norms + 1e-7)), weight), weight)
 
 
 @lowers("F.embedding_bag")
@@ -296,6 +303,28 @@ def sort(site: Site, x, dim=-1, descending=False, *, stable=False):
         return x, jnp.zeros((), jnp.int64)
     order = jnp.argsort(x, axis=dim, descending=descending, stable=True)
     return jnp.take_along_axis(x, order, axis=dim), order
+
+
+@lowers("searchsorted", "aten::searchsorted")
+def searchsorted(
+    site: Site, sequence, values, *, out_int32=False, right=False, side=None, sorter=None
+):
+    """Positions in sorted rows; the rows of `sequence` match those of `values`."""
+    side = side or ("right" if right else "left")
+    values = jnp.asarray(values)
+    if sorter is not None:
+        sequence = jnp.take_along_axis(sequence, sorter, axis=-1)
+    if sequence.ndim == 1:
+        return jnp.searchsorted(sequence, values, side=side)
+    rows, queries = sequence.reshape(-1, sequence.shape[-1]), values.reshape(-1, values.shape[-1])
+    found = jax.vmap(lambda row, query: jnp.searchsorted(row, query, side=side))(rows, queries)
+    return found.reshape(values.shape)
+
+
+@lowers("bucketize", "aten::bucketize")
+def bucketize(site: Site, x, boundaries, *, out_int32=False, right=False):
+    """Positions among boundaries."""
+    return jnp.searchsorted(boundaries, jnp.asarray(x), side="right" if right else "left")
 
 
 @lowers("argsort")

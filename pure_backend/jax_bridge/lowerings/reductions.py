@@ -54,7 +54,7 @@ def var(site: Site, x, dim=None, unbiased=None, keepdim=False, *, correction=Non
 @lowers("std")
 def std(site: Site, x, dim=None, unbiased=None, keepdim=False, *, correction=None):
     """Standard deviation."""
-    return jnp.sqrt(_moment(site, x, dim, unbiased, keepdim, correction))
+    return _safe_sqrt(_moment(site, x, dim, unbiased, keepdim, correction))
 
 
 def _extreme(fold, pick, pair):
@@ -155,7 +155,7 @@ def _squared(x):
 
 
 def _safe_sqrt(x):
-    """The square root whose gradient at 0 is 0, as that of torch's norm."""
+    """The square root whose gradient at 0 is 0, as that of torch's norm and std."""
     positive = x > 0
     return jnp.where(positive, jnp.sqrt(jnp.where(positive, x, 1)), x)
 

@@ -28,6 +28,17 @@ def real_dtype(dtype: Any) -> Any:
     return jnp.finfo(dtype).dtype if jnp.issubdtype(dtype, jnp.complexfloating) else dtype
 
 
+@jax.custom_jvp
+def keep_gradient_of(new: jax.Array, old: jax.Array) -> jax.Array:
+    """The value of `new` with the gradient of `old`."""
+    return new
+
+
+@keep_gradient_of.defjvp
+def _keep_gradient_jvp(primals, tangents):
+    return primals[0], tangents[1]
+
+
 def axes(dim: Any, ndim: int) -> tuple[int, ...] | None:
     """Torch's `dim` argument (None, int, list, empty list: all) as non-negative axes; None for all."""
     if dim is None or (isinstance(dim, (tuple, list)) and len(dim) == 0):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -12,6 +11,7 @@ from pure_backend.ir.geometry import Geometry
 from pure_backend.ir.views import Gather, Plan, plan_view
 from pure_backend.jax_bridge.avals import to_jax_dtype
 from pure_backend.jax_bridge.lowerings.registry import Site, lowers
+from pure_backend.jax_bridge.lowerings.values import keep_gradient_of
 
 
 @lowers("read_view")
@@ -44,17 +44,7 @@ def as_strided(site: Site, x, size, stride, storage_offset=None):
 @lowers("keep_gradient")
 def keep_gradient(site: Site, new, old):
     """The value of `new`, the gradient of `old`."""
-    return _keep_gradient(new, old)
-
-
-@jax.custom_jvp
-def _keep_gradient(new, old):
-    return new
-
-
-@_keep_gradient.defjvp
-def _keep_gradient_jvp(primals, tangents):
-    return primals[0], tangents[1]
+    return keep_gradient_of(new, old)
 
 
 def _common_type(value, base: Geometry, view: Geometry):
