@@ -67,14 +67,50 @@ def plan_view(base: Geometry, view: Geometry) -> Plan:
     if math.prod(view.size) == 0 or math.prod(base.size) == 0:
         return Gather(order, view.size, (0,) * len(view.size), 0)
     inner = _contiguous([n for n, _ in memory])
-    offset = _translate(view.offset - base.offset, memory, inner)
-    strides = [0 if n == 1 else _translate(s, memory, inner) for n, s in zip(view.size, view.stride, strict=True)]
-    total = math.prod(n for n, _ in memory)
-    if offset + sum((n - 1) * s for n, s in zip(view.size, strides, strict=True)) >= total:
+    strides = [0 if n == 1 else s for n, s in zip(view.size, view.stride, strict=True)]
+    offset = _digits(view.offset - base.offset, memory)
+    walks = [(n, _digits(s, memory)) for n, s in zip(view.size, strides, strict=True)]
+    if not _stays_inside(view.offset - base.offset, list(zip(view.size, strides, strict=True)), _runs(memory)):
         raise OutOfBase(f"a view of size {view.size}, stride {view.stride}, offset {view.offset} leaves its base {base}")
-    sizes = [n for n, _ in memory]
-    slices = _slices(order, sizes, inner, view.size, strides, offset)
-    return slices or Gather(order, view.size, tuple(strides), offset)
+    start, own = _dot(offset, inner), [_dot(digits, inner) for _, digits in walks]
+    if start < 0 or start + sum((n - 1) * s for n, s in zip(view.size, own, strict=True)) >= math.prod(base.size):
+        raise OutOfBase(f"a view of size {view.size}, stride {view.stride}, offset {view.offset} leaves its base {base}")
+    slices = _slices(order, [n for n, _ in memory], inner, view.size, own, start)
+    return slices or Gather(order, view.size, tuple(own), start)
+
+
+def _digits(distance: int, memory: list[tuple[int, int]]) -> list[int]:
+    """A distance in storage elements as steps along the base's dimensions, taken in memory order."""
+    digits = []
+    for _, stride in memory:
+        steps, distance = divmod(distance, stride) if stride else (0, distance)
+        digits.append(steps)
+    if distance:
+        raise OutOfBase(f"a distance of {distance} elements falls between the elements of its base")
+    return digits
+
+
+def _runs(memory: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The base's dimensions, joined where one goes on where the next ends: a walk may pass from one to the other."""
+    runs: list[tuple[int, int]] = []
+    for size, stride in memory:
+        if runs and runs[-1][1] == stride * size:
+            runs[-1] = (runs[-1][0] * size, stride)
+        else:
+            runs.append((size, stride))
+    return runs
+
+
+def _stays_inside(offset: int, walks: list[tuple[int, int]], runs: list[tuple[int, int]]) -> bool:
+    """Whether no walk leaves a run of the base into the elements between, which are not the base's own."""
+    start = _digits(offset, runs)
+    steps = [(n, _digits(stride, runs)) for n, stride in walks]
+    last = [o + sum((n - 1) * digits[i] for n, digits in steps) for i, o in enumerate(start)]
+    return all(0 <= o and end < size for o, end, (size, _) in zip(start, last, runs, strict=True))
+
+
+def _dot(digits: list[int], inner: list[int]) -> int:
+    return sum(d * s for d, s in zip(digits, inner, strict=True))
 
 
 def _contiguous(sizes: list[int]) -> list[int]:
@@ -85,21 +121,13 @@ def _contiguous(sizes: list[int]) -> list[int]:
     return strides[::-1]
 
 
-def _translate(distance: int, memory: list[tuple[int, int]], inner: list[int]) -> int:
-    """A distance in storage elements as a distance in the base's own elements, taken in memory order."""
-    translated = 0
-    for (_, stride), own in zip(memory, inner, strict=True):
-        steps, distance = divmod(distance, stride) if stride else (0, distance)
-        translated += steps * own
-    if distance:
-        raise OutOfBase(f"a distance of {distance} elements falls between the elements of its base")
-    return translated
-
-
 def _slices(order, sizes, inner, view_size, strides, offset) -> Slices | None:
+    """The view as slices of the base as it is, cut finer, or flat; None if it is a box in none of them."""
     walked = sorted((i for i, n in enumerate(view_size) if n != 1 and strides[i]), key=lambda i: -strides[i])
-    for shape in (sizes, _refined(sizes, inner, [strides[i] for i in walked])):
-        if shape is not None and (cut := _cut(shape, [(view_size[i], strides[i]) for i in walked], offset)):
+    walk = [(view_size[i], strides[i]) for i in walked]
+    refined = _refined(sizes, inner, [strides[i] for i in walked])
+    for shape in (sizes, refined, [math.prod(sizes)]):
+        if shape is not None and (cut := _cut(shape, walk, offset)):
             start, limit, step = cut
             picked = tuple(view_size[i] for i in walked)
             kept = [i for i in range(len(view_size)) if i in walked]

@@ -73,7 +73,7 @@ def test_g02_equal_models_share_one_entry(device):
 def test_g02_reused_ids_do_not_mix_programs(device):
     """G02 https://github.com/jax-ml/jax/issues/5210 (a new function often gets the id of a collected one)"""
     x = torch.ones(3, device=device)
-    for i in range(20):
+    for i in range(6):
         torch._dynamo.reset()
         source = f"lambda x: x * {i} + {i % 3}"
         assert compiled(eval(source))(x).tolist() == [i + i % 3] * 3
@@ -108,24 +108,34 @@ def test_g03_default_dtype_is_in_the_key(device, global_state):
         assert [x.dtype for x in c(torch.arange(2, device=device))] == [dtype] * 3
 
 
+def scores(x):
+    return x.softmax(0).std(1)
+
+
 def test_g06_many_shapes_stay_right_and_bounded():
     """G06 https://github.com/jax-ml/jax/issues/7930"""
     import jax
 
     client = jax.devices("cpu")[0].client
-
-    def f(x):
-        return x.softmax(0).std(1)
-
-    c = compiled(f, dynamic=True)
-    c(torch.ones(2, 8))
+    c = compiled(scores, dynamic=True, options={"max_specializations": 4})
     before = len(client.live_executables())
-    for n in range(3, 400):
-        y = c(torch.ones(n, 8))
-        assert y.shape == (n,)
-    assert len(client.live_executables()) - before < 300
-    x = torch.arange(24.0).reshape(3, 8)
-    torch.testing.assert_close(c(x), f(x))
+    for n in (*range(2, 30), 3, 4):
+        x = torch.arange(8.0 * n).sin().reshape(n, 8)
+        torch.testing.assert_close(c(x), scores(x))
+        gc.collect()
+        assert len(client.live_executables()) - before <= 6
+    assert pure_backend.statistics().traces == 30
+    assert pure_backend.Options().max_specializations <= 256
+
+
+def test_g06_the_least_recently_used_goes_first(device):
+    """G06 https://github.com/jax-ml/jax/issues/16778 (a shape in use stays)"""
+    c = compiled(scores, dynamic=True, options={"max_specializations": 3})
+    for n in range(2, 9):
+        _, cost = counted(c, torch.ones(n, 8, device=device))
+        assert cost == (1, 1)
+        _, cost = counted(c, torch.ones(2, 8, device=device))
+        assert cost == (0, 0), f"after {n}"
 
 
 def test_warm_calls_trace_and_lower_nothing(device):

@@ -13,6 +13,7 @@ from pure_backend.jax_bridge.lowerings import normalization as normalization
 from pure_backend.jax_bridge.lowerings import random as random
 from pure_backend.jax_bridge.lowerings import reductions as reductions
 from pure_backend.jax_bridge.lowerings import shapes as shapes
+from pure_backend.jax_bridge.lowerings import transformer as transformer
 from pure_backend.jax_bridge.lowerings import views as views
 from pure_backend.jax_bridge.lowerings.registry import Site as Site
 from pure_backend.jax_bridge.lowerings.registry import find as find

@@ -134,3 +134,27 @@ def normalize(site: Site, x, p=2.0, dim=1, eps=1e-12, out=None):
     positive = squares > 0
     length = jnp.where(positive, jnp.sqrt(jnp.where(positive, squares, 1)), 0)
     return (wide(x) / jnp.maximum(length, eps)).astype(site.dtype)
+
+
+@lowers("aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::_native_batch_norm_legit_functional")
+def native_batch_norm(site: Site, x, weight, bias, running_mean, running_var, training, momentum, eps):
+    """`(out, mean, rstd)`, and for the functional form the new running statistics."""
+    work, shape = wide(x), _channels(x)
+    if not training:
+        rstd = lax.rsqrt(wide(running_var) + eps)
+        out = _affine((work - wide(running_mean).reshape(shape)) * rstd.reshape(shape), weight, bias, shape)
+        results = (out, jnp.zeros((0,), out.dtype), jnp.zeros((0,), out.dtype))
+        return (*results, running_mean, running_var)[: len(site.out)]
+    out, mean, var = _normalized(work, (0, *range(2, x.ndim)), eps)
+    mean, var = mean.reshape(-1), var.reshape(-1)
+    results = (_affine(out, weight, bias, shape), mean, lax.rsqrt(var + eps))
+    if len(site.out) == 3:
+        return results
+    n = x.size // x.shape[1]
+    return (*results, _running(running_mean, mean, momentum), _running(running_var, var * (n / max(n - 1, 1)), momentum))
+
+
+@lowers("aten::_native_batch_norm_legit_no_training")
+def native_batch_norm_no_training(site: Site, x, weight, bias, running_mean, running_var, momentum, eps):
+    """`(out, mean, rstd)` in evaluation."""
+    return native_batch_norm(site, x, weight, bias, running_mean, running_var, False, momentum, eps)

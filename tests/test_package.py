@@ -1,0 +1,111 @@
+"""The package as a whole: what an import does, and which way imports point."""
+
+import ast
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import pure_backend
+
+ROOT = pathlib.Path(pure_backend.__file__).parent
+
+# Each part may import itself and what stands behind it.
+ARROWS = {
+    "errors": set(),
+    "options": set(),
+    "counters": set(),
+    "ir": set(),
+    "_compat": {"errors"},
+    "fx_passes": {"errors", "options", "ir"},
+    "jax_bridge": {"errors", "options", "counters", "ir", "_compat"},
+    "specialize": {"errors", "options", "counters", "ir", "_compat", "fx_passes", "jax_bridge"},
+    "backend": {"errors", "options", "counters", "ir", "_compat", "fx_passes", "jax_bridge", "specialize"},
+}
+
+
+def imported_parts(path: pathlib.Path) -> set[str]:
+    """The parts of the package that a file imports."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module == "pure_backend":
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pure_backend."):
+            found.add(node.module.split(".")[1])
+    return found
+
+
+@pytest.mark.parametrize("part", ARROWS)
+def test_imports_point_one_way(part):
+    files = [ROOT / f"{part}.py"] if (ROOT / f"{part}.py").exists() else list((ROOT / part).rglob("*.py"))
+    assert files
+    for path in files:
+        assert imported_parts(path) <= ARROWS[part] | {part}, path
+
+
+def test_only_compat_imports_torchax():
+    importers = [p.name for p in ROOT.rglob("*.py") if "import torchax" in p.read_text()]
+    assert importers == ["_compat.py"]
+
+
+@pytest.mark.parametrize("part", ["ir", "fx_passes"])
+def test_passes_do_not_know_jax(part):
+    for path in (ROOT / part).rglob("*.py"):
+        assert "import jax" not in path.read_text(), path
+
+
+GLOBALS = """
+import json, os, sys
+import torch, jax
+
+def state():
+    flags = {name: str(value) for name, value in jax.config.values.items()}
+    return [
+        flags, dict(os.environ), str(torch.get_default_dtype()), torch.backends.mha.get_fastpath_enabled(),
+        torch.is_grad_enabled(), torch.get_default_device().type, torch.are_deterministic_algorithms_enabled(),
+    ]
+
+torch.compile(lambda x: x, backend="eager")(torch.ones(3))  # what Dynamo itself changes
+before = state()
+import pure_backend
+after_import = state()
+loaded = sorted(m for m in ("jax_bridge", "torchax", "torch_xla") if m in sys.modules or f"pure_backend.{m}" in sys.modules)
+compiled = torch.compile(lambda x: x.sin() + torch.rand(3), backend="assume_pure")
+compiled(torch.ones(3))
+try:
+    torch.compile(lambda x: x.unique(), backend="assume_pure")(torch.ones(3))
+except pure_backend.PureBackendError:
+    pass
+now = state()
+changed = [name for a, b in zip(after_import, now) if isinstance(a, dict) for name in {*a, *b} if a.get(name) != b.get(name)]
+print(json.dumps([before == after_import, after_import[2:] == now[2:], changed, loaded]))
+"""
+
+
+def test_no_global_changes():
+    """Neither importing nor compiling changes a JAX flag, a torch default or an environment variable."""
+    run = subprocess.run([sys.executable, "-W", "ignore", "-c", GLOBALS], capture_output=True, text=True, check=True)
+    same_after_import, same_after_compile, changed, loaded = json.loads(run.stdout.strip().splitlines()[-1])
+    assert same_after_import and same_after_compile
+    assert (changed, loaded) == ([], [])
+
+
+def test_torchax_environment_still_works():
+    """A user's own torchax goes on working beside us (torchax pull request 95: a dead tracer as its key)."""
+    torch.compile(lambda x: x + torch.rand_like(x), backend="assume_pure")(torch.zeros(3))
+    import torchax
+
+    with torchax.default_env():
+        assert torch.rand(2, device="jax").shape == (2,)
+
+
+def test_options_are_checked():
+    with pytest.raises(TypeError, match="valid options are remat, max_specializations"):
+        pure_backend.Options.of({"remt": "none"})
+    with pytest.raises(ValueError, match="'remat'"):
+        pure_backend.Options(remat="some")
+    with pytest.raises(ValueError, match="'max_specializations'"):
+        pure_backend.Options(max_specializations=0)
