@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -9,10 +10,10 @@ from typing import Any
 
 import jax
 import torch
+from torch import fx
 from torch.utils import _pytree as pytree
 
 from pure_backend import _compat
-from pure_backend.errors import UnsupportedOperatorError
 from pure_backend.fx_passes.inputs import check_inputs
 from pure_backend.fx_passes.mutation import Alias, Constant, Functional, Value, WriteBack
 from pure_backend.fx_passes.normalize import Normalized
@@ -23,6 +24,9 @@ from pure_backend.jax_bridge.program import Program
 from pure_backend.jax_bridge.rng import draw_key
 from pure_backend.options import Options
 
+_logger = logging.getLogger("pure_backend")
+# torch_xla returns these as the signed type of their width.
+_RETYPED_ON_XLA = (torch.uint16, torch.uint32, torch.uint64)
 _NO_KEY = torch.zeros(2, dtype=torch.uint32)
 
 
@@ -41,12 +45,16 @@ class Plan:
         results = functional.gm.graph.output_node().args[0]
         devices = [facts(node).value.device for node in results]
         self.elsewhere = {i: d for i, d in enumerate(devices) if d.type != device}
+        dtypes = [facts(node).value.dtype for node in results]
+        self.retyped = {i: t for i, t in enumerate(dtypes) if device == "xla" and t in _RETYPED_ON_XLA}
 
     def __call__(self, args: Sequence[Any]) -> Any:
         """The original graph's outputs."""
-        results = call_program(self.program, self.gather(args))
+        results = list(call_program(self.program, self.gather(args)))
         for write_back in self.write_backs:
             _write_back(write_back, args[write_back.input], results[write_back.index])
+        for i, dtype in self.retyped.items():
+            results[i] = results[i].to(dtype)
         if self.elsewhere:
             results = [r.to(self.elsewhere.get(i, r.device)) for i, r in enumerate(results)]
         leaves = [_leaf(output, args, results) for output in self.outputs]
@@ -62,6 +70,21 @@ class Plan:
             return [key, *tensors]
         device = next((t.device for t in tensors if t.device.type == self.device), torch.device(self.device))
         return [t if t.device.type == self.device else t.to(device) for t in (key, *tensors)]
+
+
+class EagerPlan:
+    """A call that runs in eager torch, for a reason that was logged."""
+
+    write_backs = ()
+
+    def __init__(self, gm: fx.GraphModule, reason: str) -> None:
+        self.gm = gm
+        self.reason = reason
+        _logger.warning("a compiled graph runs in eager: %s", reason)
+
+    def __call__(self, args: Sequence[Any]) -> Any:
+        """The original graph's outputs."""
+        return self.gm(*args)
 
 
 def _leaf(output: Value | Constant | Alias, args: Sequence[Any], results: Sequence[torch.Tensor]) -> Any:
@@ -121,7 +144,7 @@ class Specializations:
         self.normalized = normalized
         self.make = make
         self.limit = limit
-        self.plans: OrderedDict[Any, Plan] = OrderedDict()
+        self.plans: OrderedDict[Any, Plan | EagerPlan] = OrderedDict()
         self.writes = False
         self.lock = threading.RLock()
 
@@ -143,15 +166,17 @@ class Specializations:
         ]
         return (*seen, *_modes(), _overlaps(args) if self.writes else None)
 
-    def specialize(self, args: Sequence[Any]) -> Plan:
+    def specialize(self, args: Sequence[Any]) -> Plan | EagerPlan:
         """A new plan; one thread at a time, since the graph is annotated while it is made."""
         with self.lock:
             check_inputs(self.normalized.gm, args)
             if (known := self.plans.get(self.signature(args))) is not None:
                 return known
-            plan = self.make(args)
-            self.writes = self.writes or bool(plan.write_backs)
-            _refuse_overlaps_on_xla(plan, args)
+            plan: Plan | EagerPlan = self.make(args)
+            if plan.write_backs:
+                self.writes = True
+                if _overlaps_on_xla(plan, args):
+                    plan = EagerPlan(self.normalized.gm, "it writes an xla tensor that shares memory with another input")
             self.plans[self.signature(args)] = plan
             while len(self.plans) > self.limit:
                 self.plans.popitem(last=False)
@@ -182,12 +207,9 @@ def _overlaps(args: Sequence[Any]) -> tuple[int, ...] | None:
     return tuple(storages.index(storage) for storage in storages)
 
 
-def _refuse_overlaps_on_xla(plan: Plan, args: Sequence[Any]) -> None:
-    """On xla tensors strides do not say where a view lies, so overlapping written inputs cannot be told apart."""
-    if plan.device != "xla" or not plan.write_backs or _overlaps(args) is None:
-        return
+def _overlaps_on_xla(plan: Plan, args: Sequence[Any]) -> bool:
+    """Whether a written input shares memory with another on xla, where strides do not say which part of it a view shows."""
+    if plan.device != "xla" or _overlaps(args) is None:
+        return False
     storages = [a.untyped_storage()._cdata if isinstance(a, torch.Tensor) else None for a in args]
-    if any(storages.count(storages[w.input]) > 1 for w in plan.write_backs):
-        raise UnsupportedOperatorError(
-            "a compiled graph writes an xla tensor that shares memory with another of its inputs; pass copies"
-        )
+    return any(storages.count(storages[write_back.input]) > 1 for write_back in plan.write_backs)

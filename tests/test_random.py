@@ -80,6 +80,8 @@ def moments(y) -> torch.Tensor:
 @pytest.mark.parametrize("name", OPERATORS)
 def test_fresh_reproducible_and_distributed_as_in_eager(name, device):
     """Two calls differ, the seed repeats them, and moments, dtype and shape are eager's."""
+    if device.type == "xla" and name.startswith("random_"):
+        pytest.skip("Dynamo breaks the graph at random_, and torch_xla's own numbers do not follow torch.manual_seed")
     f = OPERATORS[name]
     c = compiled(f)
     x = ramp(device)
