@@ -8,15 +8,15 @@ Example:
     torch.Size([3, 2])
 """
 
+from pure_backend.counters import Statistics as Statistics
+from pure_backend.counters import reset_statistics as reset_statistics
+from pure_backend.counters import statistics as statistics
 from pure_backend.errors import DeviceError as DeviceError
 from pure_backend.errors import EnvironmentMismatchError as EnvironmentMismatchError
 from pure_backend.errors import LoweringError as LoweringError
 from pure_backend.errors import PureBackendError as PureBackendError
 from pure_backend.errors import UnsupportedOperatorError as UnsupportedOperatorError
 from pure_backend.options import Options as Options
-from pure_backend.counters import Statistics as Statistics
-from pure_backend.counters import reset_statistics as reset_statistics
-from pure_backend.counters import statistics as statistics
 
 __version__ = "0.1.0"
 

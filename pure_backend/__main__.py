@@ -25,9 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m pure_backend")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    env = commands.add_parser(
-        "env", help="show versions, runtimes and problems; exit code 1 if there are problems"
-    )
+    env = commands.add_parser("env", help="show versions, runtimes and problems; exit code 1 if there are problems")
     env.set_defaults(run=_env)
     return parser
 

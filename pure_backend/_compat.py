@@ -122,6 +122,23 @@ def torch_xla():
     return module
 
 
+@functools.cache
+def _dlpack_export() -> Callable[..., Any]:
+    from jax._src.lib import _jax
+
+    return _jax.buffer_to_dlpack_managed_tensor
+
+
+def tensor_over(array: Any) -> torch.Tensor:
+    """A tensor over the memory of an array on one device.
+
+    On CPU this is what `torch.from_dlpack(array)` ends in, without its questions to the array: 1.5 us instead of 7-12.
+    """
+    if array.platform() != "cpu":
+        return torch.from_dlpack(array)
+    return torch._C._from_dlpack(_dlpack_export()(array, stream=None))
+
+
 def dce_jaxpr(jaxpr: Any) -> tuple[Any, list[bool]]:
     """A jaxpr without what its outputs do not need, and which of its inputs are left."""
     from jax._src.interpreters import partial_eval

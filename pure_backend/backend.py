@@ -1,8 +1,8 @@
 """The Dynamo backend: `torch.compile(model, backend="assume_pure")`.
 
-Dynamo's graph at the torch-function level is copied with its attributes as inputs (`normalize`). A call with new shapes, dtypes,
-modes or overlaps then is specialised: run on fake tensors (`propagate`), freed of writes and views (`functionalize`), traced,
-differentiated and lowered through JAX (`compile_graph`), and kept. A call seen before goes straight to its executable.
+Dynamo's graph at the torch-function level is copied with its attributes as inputs (`normalize`). A call with new shapes,
+dtypes, modes or overlaps then is specialised: run on fake tensors (`propagate`), freed of writes and views (`functionalize`),
+traced, differentiated and lowered through JAX (`compile_graph`), and kept. A call seen before goes straight to its executable.
 """
 
 from __future__ import annotations
@@ -65,4 +65,3 @@ def assume_pure(
         return specializations(*args)
 
     return call
-

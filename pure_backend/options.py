@@ -31,9 +31,7 @@ class Options:
         if not callable(self.remat) and self.remat not in _REMAT:
             raise ValueError(f"option 'remat' must be a callable or one of {_REMAT}, got {self.remat!r}")
         if not isinstance(self.max_specializations, int) or self.max_specializations < 1:
-            raise ValueError(
-                f"option 'max_specializations' must be a positive int, got {self.max_specializations!r}"
-            )
+            raise ValueError(f"option 'max_specializations' must be a positive int, got {self.max_specializations!r}")
 
     @classmethod
     def of(cls, options: Options | Mapping[str, Any] | None) -> Options:

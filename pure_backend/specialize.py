@@ -113,9 +113,7 @@ def _storage_of(tensor: torch.Tensor, extent: int) -> torch.Tensor:
     return tensor.detach().as_strided((extent,), (1,), 0)
 
 
-def plan_call(
-    functional: Functional, reach: Callable[[torch.Tensor], frozenset[int]], device: str, options: Options
-) -> Plan:
+def plan_call(functional: Functional, reach: Callable[[torch.Tensor], frozenset[int]], device: str, options: Options) -> Plan:
     """The plan of a functional graph.
 
     Args:

@@ -140,9 +140,9 @@ EDGES = {
 
 @pytest.mark.parametrize("name", EDGES)
 def test_special_values(name, device):
+    """NaN, infinities and signed zeros."""
     if device.type == "xla" and name == "max":
         pytest.skip("XLA:CPU as torch_xla configures it drops NaN in a maximum, lazily too")
-    """NaN, infinities and signed zeros."""
     agree(EDGES[name], lambda: (torch.tensor(SPECIAL),), device=device)
 
 

@@ -18,9 +18,7 @@ FUNCTIONS = {
     "return of a size": lambda x: (x * 2, x.shape[0], x.numel() + 1),
     "branch on a size": lambda x: x.sin() if x.shape[0] > 4 else x.cos(),
     "expand": lambda x: x[None].expand(3, *x.shape).sum(0),
-    "causal mask": lambda x: (x @ x.t()).masked_fill(
-        torch.ones(x.shape[0], x.shape[0], device=x.device).triu(1).bool(), -1
-    ),
+    "causal mask": lambda x: (x @ x.t()).masked_fill(torch.ones(x.shape[0], x.shape[0], device=x.device).triu(1).bool(), -1),
     "split": lambda x: x.split(2)[-1] * 1,
     "softmax": lambda x: x.softmax(0).std(1),
     "loop over rows": lambda x: sum(row * i for i, row in enumerate(x)),

@@ -339,16 +339,12 @@ def test_gradient_penalty_reaches_the_parameters(device):
     for (name, p), q in zip(net.named_parameters(), twin.parameters(), strict=True):
         assert (p.grad is None) == (q.grad is None), name
         if p.grad is not None:
-            torch.testing.assert_close(
-                q.grad.cpu(), p.grad, rtol=1e-4, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}"
-            )
+            torch.testing.assert_close(q.grad.cpu(), p.grad, rtol=1e-4, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}")
 
 
 def test_gradient_of_a_detached_output_raises(device):
     """Nothing to differentiate: as in eager."""
-    both_raise(
-        lambda x: compiled(lambda t: t.detach() * 2)(x).sum().backward() or x, lambda: (vector(),), device=device
-    )
+    both_raise(lambda x: compiled(lambda t: t.detach() * 2)(x).sum().backward() or x, lambda: (vector(),), device=device)
 
 
 def test_integer_inputs_beside_differentiable_ones(device):

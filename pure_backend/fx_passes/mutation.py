@@ -21,11 +21,11 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from pure_backend.errors import UnsupportedOperatorError
+from pure_backend.fx_passes.replay import View, view_between, view_of_output
 from pure_backend.ir import functional_ops
 from pure_backend.ir.describe import source_line, tensor_leaves
 from pure_backend.ir.facts import facts, reads_input_scalar
 from pure_backend.ir.geometry import Geometry
-from pure_backend.fx_passes.replay import View, view_between, view_of_output
 
 _DETACHING = ("detach", torch.Tensor.detach, torch.detach, torch._C._autograd._get_data_attr)
 
@@ -410,4 +410,3 @@ def _whole_storage(value: torch.Tensor, sharing: list[Geometry]) -> torch.Tensor
         for g in sharing
     )
     return value.as_strided((extent,), (1,), 0)
-

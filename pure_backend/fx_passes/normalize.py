@@ -43,7 +43,7 @@ def normalize(gm: fx.GraphModule) -> Normalized:
     for node in gm.graph.nodes:
         if node.op == "placeholder":
             continue
-        if node.op == "get_attr" and isinstance(value := attrgetter(node.target)(gm), torch.Tensor):
+        if node.op == "get_attr" and isinstance(attrgetter(node.target)(gm), torch.Tensor):
             if node.target not in lifted:
                 lifted[node.target] = graph.placeholder(node.target.replace(".", "_"))
                 owners.append(_owner(gm, node.target))

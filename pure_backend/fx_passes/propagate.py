@@ -137,7 +137,7 @@ def _is_index_tensor(part: Any) -> bool:
 
 
 def _indexed_by_tensor(node: fx.Node, x: torch.Tensor, index: Any, *value: Any) -> Any:
-    """`x[..., i]` with a 0-d integer tensor, whose value eager reads on the host to make a view; in a program it is a gather."""
+    """`x[..., i]` with a 0-d integer tensor, whose value eager reads to make a view; in a program it is a gather."""
     parts = index if isinstance(index, tuple) else (index,)
     stand_in = tuple(0 if _is_index_tensor(part) else part for part in parts)
     result = node.target(x, stand_in, *value)
@@ -175,9 +175,7 @@ def _argument(node: fx.Node, position: int, name: str, default: Any) -> Any:
 def _autocast_now() -> tuple[tuple[str, torch.dtype], ...]:
     if not torch._C._is_any_autocast_enabled():
         return ()
-    return tuple(
-        (kind, torch.get_autocast_dtype(kind)) for kind in _AUTOCAST_DEVICES if torch.is_autocast_enabled(kind)
-    )
+    return tuple((kind, torch.get_autocast_dtype(kind)) for kind in _AUTOCAST_DEVICES if torch.is_autocast_enabled(kind))
 
 
 @contextlib.contextmanager

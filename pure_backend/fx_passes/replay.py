@@ -9,8 +9,8 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from pure_backend.ir.geometry import Geometry
 from pure_backend.ir.facts import facts
+from pure_backend.ir.geometry import Geometry
 from pure_backend.ir.views import OutOfBase, plan_view
 
 

@@ -119,8 +119,7 @@ def find_problems(versions: Versions, torchax_files: str | None) -> Iterator[Pro
         )
     if (versions["jax"], versions["libtpu"]) == ("0.7.1", "0.0.21"):
         yield Problem(
-            "jax 0.7.1 with libtpu 0.0.21 cannot compile Pallas kernels: "
-            "jax writes Mosaic version 8, libtpu reads 7",
+            "jax 0.7.1 with libtpu 0.0.21 cannot compile Pallas kernels: jax writes Mosaic version 8, libtpu reads 7",
             "pip install jax==0.8.0 jaxlib==0.8.0 libtpu==0.0.24",
         )
 

@@ -7,6 +7,7 @@ reshape, slice and transpose, which XLA fuses; whatever does not match (a diagon
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import NamedTuple
 
@@ -106,7 +107,7 @@ def _stays_inside(offset: int, walks: list[tuple[int, int]], runs: list[tuple[in
     start = _digits(offset, runs)
     steps = [(n, _digits(stride, runs)) for n, stride in walks]
     last = [o + sum((n - 1) * digits[i] for n, digits in steps) for i, o in enumerate(start)]
-    return all(0 <= o and end < size for o, end, (size, _) in zip(start, last, runs, strict=True))
+    return all(o >= 0 and end < size for o, end, (size, _) in zip(start, last, runs, strict=True))
 
 
 def _dot(digits: list[int], inner: list[int]) -> int:
@@ -141,9 +142,9 @@ def _refined(sizes: list[int], inner: list[int], strides: list[int]) -> list[int
     """The base's shape cut additionally at the view's strides, or None where they do not nest."""
     cuts = sorted({*inner, *strides, 1}, reverse=True)
     total = math.prod(sizes)
-    if total % cuts[0] or any(big % small for big, small in zip(cuts, cuts[1:], strict=False)):
+    if total % cuts[0] or any(big % small for big, small in itertools.pairwise(cuts)):
         return None
-    return [total // cuts[0], *(big // small for big, small in zip(cuts, cuts[1:], strict=False))]
+    return [total // cuts[0], *(big // small for big, small in itertools.pairwise(cuts))]
 
 
 def _cut(shape: list[int], walked: list[tuple[int, int]], offset: int) -> tuple[tuple[int, ...], ...] | None:

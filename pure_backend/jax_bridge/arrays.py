@@ -13,6 +13,9 @@ from typing import NamedTuple
 import jax
 import torch
 
+from pure_backend import _compat
+from pure_backend.jax_bridge.avals import to_jax_dtype, to_torch_dtype
+
 _ALIGNMENT = 64
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
@@ -100,17 +103,14 @@ def _row_major(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _float8_to_array(tensor: torch.Tensor) -> jax.Array:
-    from pure_backend.jax_bridge.avals import to_jax_dtype
-
     bits = jax.dlpack.from_dlpack(tensor.view(torch.uint8))
     return jax.lax.bitcast_convert_type(bits, to_jax_dtype(tensor.dtype))
 
 
 def to_tensor(array: jax.Array) -> torch.Tensor:
     """A tensor over an array's memory."""
-    if array.dtype in (jax.numpy.float8_e4m3fn, jax.numpy.float8_e5m2):
-        from pure_backend.jax_bridge.avals import to_torch_dtype
-
+    try:
+        return _compat.tensor_over(array)
+    except BufferError:  # jaxlib 0.8 has no float8 in DLPack
         bits = jax.lax.bitcast_convert_type(array, jax.numpy.uint8)
         return torch.from_dlpack(bits).view(to_torch_dtype(array.dtype))
-    return torch.from_dlpack(array)

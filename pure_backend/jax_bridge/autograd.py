@@ -56,9 +56,7 @@ class PureFunction(torch.autograd.Function):
         holder.pure_backend_saved = _Saved(inputs, results[program.outputs :])  # type: ignore[attr-defined]
         ctx.save_for_backward(holder)
         ctx.program = program
-        ctx.mark_non_differentiable(
-            *(t for t, carries in zip(outputs, program.differentiable, strict=True) if not carries)
-        )
+        ctx.mark_non_differentiable(*(t for t, carries in zip(outputs, program.differentiable, strict=True) if not carries))
         ctx.set_materialize_grads(False)
         return outputs
 

@@ -52,7 +52,16 @@ def compile_graph(
             jaxpr, uses_key = trace(_tensors_only(gm), [to_aval(t) for t in tensors])
         shifted = tuple(frozenset(i + 1 for i in inputs) for inputs in reach)
         carries = tuple(differentiable) if inputs else (False,) * len(differentiable)
-        return Program(jaxpr, inputs, carries, shifted, uses_key, runtime_for(device_type), remat, frozenset(i + 1 for i in written))
+        return Program(
+            jaxpr,
+            inputs,
+            carries,
+            shifted,
+            uses_key,
+            runtime_for(device_type),
+            remat,
+            frozenset(i + 1 for i in written),
+        )
 
     return programs.get(key, make)
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import torch
 from jax.extend import core
 
 from pure_backend import _compat, counters
@@ -141,9 +140,7 @@ class Program:
             jaxpr = jax.make_jaxpr(gradient)(*primals, *given)
         inputs = self.inputs + tuple(range(len(primals), len(primals) + len(given)))
         depends = [_depends(jaxpr, i, inputs) for i in range(len(self.inputs))]
-        return Program(
-            jaxpr, inputs, tuple(map(bool, depends)), tuple(depends), self.uses_key, self.runtime, self.remat
-        )
+        return Program(jaxpr, inputs, tuple(map(bool, depends)), tuple(depends), self.uses_key, self.runtime, self.remat)
 
 
 def _depends(jaxpr: Any, output: int, inputs: Sequence[int]) -> frozenset[int]:
@@ -160,4 +157,3 @@ def _with_zeros(avals, present, given) -> list[jax.Array]:
 
 def _conj(value: jax.Array) -> jax.Array:
     return jnp.conj(value) if jnp.issubdtype(value.dtype, jnp.complexfloating) else value
-

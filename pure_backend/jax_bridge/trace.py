@@ -210,9 +210,7 @@ def _recorded(node: fx.Node, result: Any) -> Any:
     """What a node made while autograd was not recording carries no gradient."""
     if facts(node).grad or node.target in (functional_ops.keep_gradient, functional_ops.write_view):
         return result
-    return jax.tree.map(
-        lambda leaf: lax.stop_gradient(leaf) if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf, result
-    )
+    return jax.tree.map(lambda leaf: lax.stop_gradient(leaf) if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf, result)
 
 
 def _structured(flat: list[Any], out: Any) -> Any:
@@ -258,4 +256,3 @@ def _scope(node: fx.Node):
     path = re.sub(r"\[['\"]?([^'\"\]]*)['\"]?\]", r".\1", path).removeprefix("L.self").removeprefix(".")
     path = re.sub(r"_(modules|parameters|buffers)\.", "", path)
     return jax.named_scope(path.replace(".", "/")) if path else contextlib.nullcontext()
-

@@ -1,9 +1,9 @@
 """Group D of the cases: dtypes, numerics, semantics of single operators."""
 
-import numpy as np
-import pytest
 import copy
 
+import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 from oracle import agree, compiled

@@ -96,7 +96,13 @@ def test_normalize_lifts_attributes_and_keeps_the_original():
     before = str(gm.graph)
     normalized = normalize(gm)
     assert str(gm.graph) == before
-    assert [n.op for n in normalized.gm.graph.nodes] == ["placeholder", "placeholder", "call_function", "call_function", "output"]
+    assert [n.op for n in normalized.gm.graph.nodes] == [
+        "placeholder",
+        "placeholder",
+        "call_function",
+        "call_function",
+        "output",
+    ]
     gm.scale = torch.full((2,), 5.0)
     assert normalized.read_lifted()[0].tolist() == [5.0, 5.0]
 

@@ -24,9 +24,7 @@ def read(plan, base: torch.Tensor) -> torch.Tensor:
             shape = [n if d == dim else 1 for d in range(len(plan.size))]
             place = place + (torch.arange(n) * stride).reshape(shape)
         return memory.reshape(-1)[place]
-    cut = memory.reshape(plan.shape)[
-        tuple(slice(a, b, c) for a, b, c in zip(plan.start, plan.limit, plan.step, strict=True))
-    ]
+    cut = memory.reshape(plan.shape)[tuple(slice(a, b, c) for a, b, c in zip(plan.start, plan.limit, plan.step, strict=True))]
     return cut.reshape(plan.picked).permute(plan.out).reshape(plan.keep).expand(plan.size)
 
 
@@ -77,9 +75,7 @@ def test_plans_agree_with_strides(seed):
     assert kinds[Slices] > 3 * kinds[Gather] > 0
 
 
-@pytest.mark.parametrize(
-    "view", [lambda x: x[1:].as_strided((6, 6), (6, 1), 0), lambda x: x[:, ::2].as_strided((2,), (1,), 0)]
-)
+@pytest.mark.parametrize("view", [lambda x: x[1:].as_strided((6, 6), (6, 1), 0), lambda x: x[:, ::2].as_strided((2,), (1,), 0)])
 def test_views_outside_of_their_base(view):
     x = torch.arange(36.0).reshape(6, 6)
     base = x[1:] if view(x).numel() == 36 else x[:, ::2]

@@ -46,9 +46,7 @@ def scaled_dot_product_attention(
 
 
 @lowers("aten::_scaled_dot_product_flash_attention_for_cpu")
-def flash_attention_for_cpu(
-    site: Site, query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None
-):
+def flash_attention_for_cpu(site: Site, query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
     """What torch decomposes attention into on CPU: `(out, logsumexp)`; the second is for its own backward only."""
     whole = dataclasses.replace(site, out=site.out[0])
     out = scaled_dot_product_attention(whole, query, key, value, attn_mask, dropout_p, is_causal, scale)

@@ -105,9 +105,7 @@ def index_put_(site: Site, x, indices, values, accumulate=False):
 
 @lowers("F.embedding")
 @updates
-def embedding(
-    site: Site, ids, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False
-):
+def embedding(site: Site, ids, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False):
     """Rows of `weight: f[entries, width]`; the row of `padding_idx` gets no gradient."""
     if scale_grad_by_freq:
         return NotImplemented
@@ -306,9 +304,7 @@ def sort(site: Site, x, dim=-1, descending=False, *, stable=False):
 
 
 @lowers("searchsorted", "aten::searchsorted")
-def searchsorted(
-    site: Site, sequence, values, *, out_int32=False, right=False, side=None, sorter=None
-):
+def searchsorted(site: Site, sequence, values, *, out_int32=False, right=False, side=None, sorter=None):
     """Positions in sorted rows; the rows of `sequence` match those of `values`."""
     side = side or ("right" if right else "left")
     values = jnp.asarray(values)

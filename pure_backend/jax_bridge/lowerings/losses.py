@@ -41,9 +41,7 @@ def cross_entropy(
 
 
 @lowers("F.nll_loss", "F.nll_loss_nd")
-def nll_loss(
-    site: Site, x, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean"
-):
+def nll_loss(site: Site, x, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean"):
     """Negative log likelihood of class indices."""
     if size_average is not None or reduce is not None:
         return NotImplemented

@@ -76,9 +76,7 @@ def _running(stat, new, momentum):
 
 @lowers("F.batch_norm")
 @updates
-def batch_norm(
-    site: Site, x, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5
-):
+def batch_norm(site: Site, x, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
     """Normalization of each channel; in training by the batch, whose statistics move the running ones.
 
     A writing call returns `(out, new running_mean, new running_var)`; the running variance takes the unbiased one.
@@ -151,7 +149,11 @@ def native_batch_norm(site: Site, x, weight, bias, running_mean, running_var, tr
     if len(site.out) == 3:
         return results
     n = x.size // x.shape[1]
-    return (*results, _running(running_mean, mean, momentum), _running(running_var, var * (n / max(n - 1, 1)), momentum))
+    return (
+        *results,
+        _running(running_mean, mean, momentum),
+        _running(running_var, var * (n / max(n - 1, 1)), momentum),
+    )
 
 
 @lowers("aten::_native_batch_norm_legit_no_training")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -144,7 +143,11 @@ def flip(site: Site, x, *dims):
 def roll(site: Site, x, shifts, dims=None):
     """Cyclic shift."""
     dims = dims if dims not in ((), []) else None
-    return jnp.roll(x, shifts if isinstance(shifts, int) else tuple(shifts), dims if dims is None or isinstance(dims, int) else tuple(dims))
+    return jnp.roll(
+        x,
+        shifts if isinstance(shifts, int) else tuple(shifts),
+        dims if dims is None or isinstance(dims, int) else tuple(dims),
+    )
 
 
 @lowers("tril")
@@ -204,5 +207,3 @@ def meshgrid(site: Site, *tensors, indexing=None):
     """Coordinates of a grid."""
     tensors = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], (tuple, list)) else tensors
     return tuple(jnp.meshgrid(*(jnp.atleast_1d(x) for x in tensors), indexing=indexing or "ij"))
-
-

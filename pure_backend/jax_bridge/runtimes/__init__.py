@@ -1,7 +1,7 @@
 """The ways to call a lowered program.
 
-A runtime turns tensors into what its executables take (`enter`), calls (`compile(...)(handles)`), and turns results into tensors
-(`leave`). `JaxRuntime` runs on plain tensors, `XlaRuntime` inlines into torch_xla's lazy graph.
+A runtime turns tensors into what its executables take (`enter`), calls (`compile(...)(handles)`), and turns results into
+tensors (`leave`). `JaxRuntime` runs on plain tensors, `XlaRuntime` inlines into torch_xla's lazy graph.
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ class Runtime(Protocol):
 
     platform: str
 
-    def enter(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
+    def enter(self, tensors: Sequence[torch.Tensor]) -> Sequence[Any]:
         """Handles of tensors."""
+        ...
 
     def compile(self, lowered: Any) -> Callable[[Sequence[Any]], Sequence[Any]]:
         """The lowered program as a function of handles."""
+        ...
 
     def leave(self, handle: Any) -> torch.Tensor:
         """The tensor of a handle that nothing else refers to."""
+        ...
 
 
 @functools.cache

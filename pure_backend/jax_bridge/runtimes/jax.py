@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import torch
@@ -38,8 +37,8 @@ class JaxRuntime:
         def call(arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
             with _compat.x64():
                 results = executable(*arrays)
-            for result in results:
-                result.block_until_ready()
+            if results:
+                results[0].block_until_ready()  # the results of one executable are ready together
             return results
 
         return call
