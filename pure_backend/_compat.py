@@ -10,6 +10,7 @@ import contextlib
 import functools
 import importlib.metadata
 import os
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -165,3 +166,35 @@ def with_outputs(jaxpr: Any, outvars: list[Any]) -> Any:
     """A jaxpr with other outputs."""
     names = jaxpr.debug_info._replace(result_paths=("",) * len(outvars))
     return jaxpr.replace(outvars=outvars, debug_info=names)
+
+
+class _Frames:
+    """How many scopes want JAX to note no Python frames, and whether it did before the first of them."""
+
+    lock = threading.Lock()
+    depth = 0
+    before = True
+
+
+@contextlib.contextmanager
+def without_frames() -> Iterator[None]:
+    """Trace, compile and make arrays without the Python frames that JAX would note on each.
+
+    JAX's tracebacks keep the code objects of all frames alive, Dynamo's compiled frame among them, and Dynamo frees a compiled
+    graph when its code object dies: a program or array that held such a traceback would keep the graph, and itself, for ever.
+    jaxlib has one switch for the process; scopes of several threads are counted, and the last one puts it back.
+    """
+    from jax._src.lib import _jax
+
+    with _Frames.lock:
+        if _Frames.depth == 0:
+            _Frames.before = _jax.tracebacks_enabled()
+            _jax.set_tracebacks_enabled(False)
+        _Frames.depth += 1
+    try:
+        yield
+    finally:
+        with _Frames.lock:
+            _Frames.depth -= 1
+            if _Frames.depth == 0:
+                _jax.set_tracebacks_enabled(_Frames.before)

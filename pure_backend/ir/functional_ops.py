@@ -54,7 +54,8 @@ class Functionalized:
 
 def keep_gradient(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
     """The value of `new` with the gradient of `old`: what a write that autograd does not record leaves behind."""
-    return _KeepGradient.apply(new, old)
+    kept: Any = _KeepGradient.apply(new, old)
+    return kept
 
 
 class _KeepGradient(torch.autograd.Function):

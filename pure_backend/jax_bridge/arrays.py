@@ -61,7 +61,8 @@ class ArrayViews:
         return self._make(tensor)
 
     def _make(self, tensor: torch.Tensor) -> jax.Array:
-        array, shared = _to_array(tensor)
+        with _compat.without_frames():
+            array, shared = _to_array(tensor)
         if shared:
             key, entries = id(tensor), self._entries
 

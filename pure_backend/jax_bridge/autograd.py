@@ -109,7 +109,8 @@ def call_program(program: Program, inputs: Sequence[torch.Tensor]) -> Sequence[t
     """The outputs of a program, with gradient if it has one and autograd records."""
     if program.inputs and any(program.differentiable):
         with torch.enable_grad():
-            return PureFunction.apply(program, *inputs)
+            outputs: Any = PureFunction.apply(program, *inputs)
+            return outputs
     with torch.no_grad():
         results = program.forward(program.runtime.enter(inputs))
         return [program.runtime.leave(result) for result in results]

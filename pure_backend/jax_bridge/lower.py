@@ -9,7 +9,7 @@ import jax
 from jax.extend import core
 
 from pure_backend import _compat, counters
-from pure_backend.jax_bridge.trace import matmul_precision
+from pure_backend.jax_bridge.trace import tracing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,7 @@ def lower(jaxpr: Any, platform: str) -> Lowered:
     used, kept = _used_inputs(jaxpr)
     avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in used.jaxpr.invars]
     function = core.jaxpr_as_fun(used)
-    with counters.stage("lower"), _compat.x64(), matmul_precision():
+    with counters.stage("lower"), tracing():
         traced = jax.jit(function, keep_unused=True).trace(*avals)
         stage = traced.lower(lowering_platforms=(platform,))
     counters.count("lowerings")

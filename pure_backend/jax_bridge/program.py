@@ -15,7 +15,7 @@ from jax.extend import core
 from pure_backend import _compat, counters
 from pure_backend.jax_bridge.lower import lower
 from pure_backend.jax_bridge.runtimes import Runtime
-from pure_backend.jax_bridge.trace import matmul_precision
+from pure_backend.jax_bridge.trace import tracing
 from pure_backend.jax_bridge.vjp import Derivative, differentiate
 
 
@@ -113,7 +113,7 @@ class Program:
             return derivative.backward(residuals, _with_zeros(avals, present, given))
 
         given = [aval for aval, here in zip(avals, present, strict=True) if here]
-        with _compat.x64(), matmul_precision():
+        with tracing():
             return jax.make_jaxpr(backward)(list(derivative.avals), given)
 
     def _gradient_program(self, present: tuple[bool, ...]) -> Program:
@@ -136,7 +136,7 @@ class Program:
             return tuple(_conj(g) for g in vjp(tuple(_conj(c) for c in cotangents)))
 
         given = [aval for aval, here in zip(avals, present, strict=True) if here]
-        with _compat.x64(), matmul_precision():
+        with tracing():
             jaxpr = jax.make_jaxpr(gradient)(*primals, *given)
         inputs = self.inputs + tuple(range(len(primals), len(primals) + len(given)))
         depends = [_depends(jaxpr, i, inputs) for i in range(len(self.inputs))]

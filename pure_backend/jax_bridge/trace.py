@@ -49,16 +49,16 @@ def trace(gm: fx.GraphModule, avals: Sequence[jax.ShapeDtypeStruct]) -> tuple[An
         return results
 
     key = jax.ShapeDtypeStruct(KEY_SHAPE, jnp.uint32)
-    with _compat.x64(), matmul_precision():
+    with tracing():
         jaxpr = jax.make_jaxpr(function)(key, *avals)
     return jaxpr, used[-1]
 
 
 @contextlib.contextmanager
-def matmul_precision():
-    """JAX's matmul precision as `torch.get_float32_matmul_precision()` says, for this scope."""
+def tracing():
+    """The scope of every trace: 64-bit types, torch's matmul precision, no Python frames."""
     precision = {"highest": "highest", "high": "high", "medium": "default"}[_compat.float32_matmul_precision()]
-    with jax.default_matmul_precision(precision):
+    with _compat.x64(), jax.default_matmul_precision(precision), _compat.without_frames():
         yield
 
 

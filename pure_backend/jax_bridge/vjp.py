@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from pure_backend import _compat
-from pure_backend.jax_bridge.trace import matmul_precision
+from pure_backend.jax_bridge.trace import tracing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +84,7 @@ def differentiate(
         return (*results, *leaves)
 
     avals = [_aval(v) for v in jaxpr.jaxpr.invars]
-    with _compat.x64(), matmul_precision():
+    with tracing():
         forward_jaxpr = jax.make_jaxpr(forward)(*avals)
     cotangents = tuple(_aval(jaxpr.jaxpr.outvars[i]) for i in outputs)
     return _plan(forward_jaxpr, len(jaxpr.jaxpr.outvars), store["tree"], cotangents, written)
@@ -153,7 +153,7 @@ def _used_residuals(tree: Any, saved: Sequence[Any], cotangents: tuple) -> list[
         return jax.tree.unflatten(tree, leaves)(cotangents)
 
     leaves = [_aval(v) for v in saved]
-    with _compat.x64(), matmul_precision():
+    with tracing():
         jaxpr = jax.make_jaxpr(backward)(leaves, cotangents)
     _, used = _compat.dce_jaxpr(jaxpr.jaxpr)
     return list(used[: len(leaves)])

@@ -74,6 +74,15 @@ def tensordot(site: Site, a, b, dims=2, out=None):
     return jnp.tensordot(*_same(site, a, b), axes=dims)
 
 
+@lowers("transformers::grouped_mm_fallback", "aten::_grouped_mm")
+def grouped_mm(site: Site, x, weight, offs, *args, **kwargs):
+    """Rows of `x: f[rows, in]` by the expert whose group they are in: `weight: f[experts, in, out]`, group ends `offs`."""
+    if x.ndim != 2 or weight.ndim != 3 or args or kwargs:
+        return NotImplemented
+    sizes = jnp.diff(offs.astype(jnp.int32), prepend=jnp.zeros((1,), jnp.int32))
+    return lax.ragged_dot(*_same(site, x, weight), sizes)
+
+
 @lowers("F.bilinear", "bilinear")
 def bilinear(site: Site, x1, x2, weight, bias=None):
     """`x1 @ weight[k] @ x2`."""

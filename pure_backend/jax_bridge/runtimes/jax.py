@@ -31,7 +31,7 @@ class JaxRuntime:
 
     def compile(self, lowered: Lowered) -> Callable[[Sequence[jax.Array]], Sequence[jax.Array]]:
         """Compile with XLA. A call returns when its results are there: torch may write to an argument right afterwards."""
-        with counters.stage("compile"):
+        with counters.stage("compile"), _compat.without_frames():
             executable = lowered.stage.compile()
 
         def call(arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:

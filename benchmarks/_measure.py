@@ -1,0 +1,130 @@
+"""Peers measured side by side: interleaved rounds in one process, medians with spread, tables that paste into Markdown."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from rich.box import MARKDOWN
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+console = Console(width=120)
+Samples = dict[str, list[float]]
+"""Seconds of each call, by peer; the n-th ones belong to the same round."""
+
+
+def arguments(description: str | None, rounds: int) -> argparse.ArgumentParser:
+    """The options that every benchmark has."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="small sizes and few rounds: does it work at all?")
+    parser.add_argument("--rounds", type=int, default=rounds, help="calls of every peer (default: %(default)s)")
+    return parser
+
+
+def warm(peers: Mapping[str, Callable[[], object]], after: Callable[[], object] = lambda: None, calls: int = 3) -> Samples:
+    """Call every peer a few times to let it compile.
+
+    Returns:
+        Seconds of each of these calls with what comes after it.
+    """
+    seconds: Samples = {}
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("compiling", total=len(peers))
+        for name, peer in peers.items():
+            progress.update(task, description=f"compiling {name}")
+            seconds[name] = [_seconds(peer, after, inside=True) for _ in range(calls)]
+            progress.advance(task)
+    return seconds
+
+
+def measure(
+    peers: Mapping[str, Callable[[], object]],
+    rounds: int,
+    after: Callable[[], object] = lambda: None,
+    lead_in: int = 1,
+) -> Samples:
+    """Time one call of every peer in each round, each round starting with another peer.
+
+    Args:
+        peers: What to call.
+        rounds: How often.
+        after: Called after each call, outside the time: what finishes or cleans up.
+        lead_in: Calls before the timed one, so that no peer pays for caches and spinning threads of the one before.
+    """
+    names = list(peers)
+    samples: Samples = {name: [] for name in names}
+    gc.collect()  # what compiling left behind is nobody's to pay for
+    with Progress(console=console, transient=True) as progress:
+        for i in progress.track(range(rounds), description="measuring"):
+            for name in names[i % len(names) :] + names[: i % len(names)]:
+                for _ in range(lead_in):
+                    _seconds(peers[name], after, inside=False)
+                samples[name].append(_seconds(peers[name], after, inside=False))
+    return samples
+
+
+def _seconds(peer: Callable[[], object], after: Callable[[], object], inside: bool) -> float:
+    started = time.perf_counter()
+    result = peer()
+    seconds = time.perf_counter() - started
+    after()
+    del result
+    return time.perf_counter() - started if inside else seconds
+
+
+def differences(samples: Samples, peer: str, base: str) -> list[float]:
+    """Seconds that a peer needs more than another one in the same round."""
+    return [a - b for a, b in zip(samples[peer], samples[base], strict=True)]
+
+
+def summary(seconds: Sequence[float], scale: float) -> tuple[str, str, str]:
+    """Median, quartiles and minimum as text, in units of `1 / scale` seconds."""
+    low, middle, high = statistics.quantiles(seconds, n=4)
+    low, middle, high, least = (scale * x for x in (low, middle, high, min(seconds)))
+    digits = 1 if abs(middle) >= 100 else 2
+    return f"{middle:.{digits}f}", f"{low:.{digits}f}..{high:.{digits}f}", f"{least:.{digits}f}"
+
+
+def report(title: str, samples: Samples, base: str, unit: str = "ms", notes: Mapping[str, str] | None = None) -> None:
+    """Print a table of peers, with the ratio of each median to that of `base`."""
+    scale = {"ms": 1e3, "us": 1e6, "s": 1.0}[unit]
+    rows = []
+    for name, seconds in samples.items():
+        ratio = statistics.median(seconds) / statistics.median(samples[base])
+        rows.append((name, *summary(seconds, scale), f"{ratio:.3g}", (notes or {}).get(name, "")))
+    print_table(title, ("peer", f"median {unit}", "quartiles", "min", f"/ {base}", "note"), rows)
+
+
+def print_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a Markdown table; a last column without any text is left out."""
+    rows = list(rows)
+    if not any(row[-1] for row in rows):
+        headings, rows = headings[:-1], [row[:-1] for row in rows]
+    table = Table(box=MARKDOWN)
+    for i, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if i == 0 or heading == "note" else "right")
+    for row in rows:
+        table.add_row(*row)
+    with console.capture() as text:  # the box has an empty line above and below
+        console.print(table)
+    console.print(f"\n**{title}**\n")
+    console.print(text.get().strip(), highlight=False)
+
+
+def verdict(what: str, value: float, target: float, unit: str, at_most: bool = True) -> None:
+    """Print whether a target is met."""
+    met = value <= target if at_most else value >= target
+    limit = "at most" if at_most else "at least"
+    console.print(f"\n{'MET' if met else 'MISSED'}: {what} is {value:.3g} {unit}, target {limit} {target:g} {unit}")
+
+
+def print_machine() -> None:
+    """Print what else the machine does: timings on a loaded one are to be read with care."""
+    load = ", ".join(f"{x:.1f}" for x in os.getloadavg())
+    console.print(f"{os.cpu_count()} cores, load average {load}, {time.strftime('%Y-%m-%d %H:%M')}")

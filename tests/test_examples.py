@@ -1,0 +1,56 @@
+"""The examples run, and say what they should: equal losses, one trace, two lowerings. Nothing here is timed."""
+
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+TINY = ["--layers", "1", "--hidden", "16", "--intermediate", "32", "--batch", "1", "--seq", "4", "--steps", "3"]
+
+
+@pytest.fixture
+def quickstart(monkeypatch):
+    """The quickstart as a module, with its neighbours importable as they are when it runs as a script."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    import quickstart
+
+    return quickstart
+
+
+def check(runs, names):
+    """The runs have these names and agree with the first, the eager one."""
+    assert [run.name for run in runs] == names
+    eager = runs[0]
+    for run in runs:
+        assert run.losses == pytest.approx(eager.losses, abs=1e-4)
+        assert run.difference(eager) < 1e-5
+        expected = (1, 2) if "assume_pure" in run.name else (0, 0)
+        assert (run.traces, run.lowerings) == expected, run.name
+    assert len(set(eager.losses)) == len(eager.losses), "the model does not train"
+
+
+def test_quickstart_on_plain_tensors(quickstart, capsys):
+    names = ["cpu eager", "cpu assume_pure"]
+    runs = quickstart.main([*TINY, "--plain"])
+    check(runs, names)
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in names)
+
+
+@pytest.mark.xla
+def test_quickstart_on_all_tensors(quickstart):
+    if not quickstart.HAS_XLA:
+        pytest.skip("torch_xla is not installed")
+    check(quickstart.main(TINY), ["cpu eager", "cpu assume_pure", "xla lazy", "xla assume_pure"])
+
+
+def test_quickstart_without_torch_xla_says_so(quickstart, monkeypatch, capsys):
+    monkeypatch.setattr(quickstart, "HAS_XLA", False)
+    check(quickstart.main(TINY), ["cpu eager", "cpu assume_pure"])
+    assert "torch_xla is not installed" in capsys.readouterr().out
+
+
+def test_too_few_steps_are_refused(quickstart, capsys):
+    with pytest.raises(SystemExit):
+        quickstart.main(["--steps", "2"])
+    assert "at least 3" in capsys.readouterr().err
