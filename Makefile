@@ -5,7 +5,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3.11
-PYTEST_ARGS ?=
+PYTEST_ARGS ?= -n 2
 
 # On the CPU, offline and quiet, unless the caller's environment says otherwise (PJRT_DEVICE=TPU make bench).
 export PJRT_DEVICE ?= CPU
@@ -24,7 +24,7 @@ help: ## list the targets
 demo: .venv/.stamp ## compile a first model and compare it with eager
 	.venv/bin/python examples/quickstart.py
 
-test: .venv/.stamp .venv-latest/.stamp ## run the suite in both environments (PYTEST_ARGS="-k rng -n 2")
+test: .venv/.stamp .venv-latest/.stamp ## run the suite in both environments, two tests at a time (PYTEST_ARGS="-k rng -x")
 	.venv/bin/python -m pytest $(PYTEST_ARGS)
 	.venv-latest/bin/python -m pytest -m "not xla" $(PYTEST_ARGS)
 

@@ -44,6 +44,10 @@ class Plan:
         self.device = device
         results = functional.gm.graph.output_node().args[0]
         devices = [facts(node).value.device for node in results]
+        inputs = [facts(n).value for n in functional.gm.graph.find_nodes(op="placeholder", sort=True)]
+        tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+        self.moved = tuple(place for place, tensor in enumerate(tensors) if tensor.device.type != device)
+        self.key = None if program.uses_key else _NO_KEY.to(device)
         self.elsewhere = {i: d for i, d in enumerate(devices) if d.type != device}
         dtypes = [facts(node).value.dtype for node in results]
         self.retyped = {i: t for i, t in enumerate(dtypes) if device == "xla" and t in _RETYPED_ON_XLA}
@@ -65,11 +69,9 @@ class Plan:
         tensors = [args[i] for i in self.positions]
         for place, extent in self.storages:
             tensors[place] = _storage_of(tensors[place], extent)
-        key = draw_key() if self.program.uses_key else _NO_KEY
-        if self.device == "cpu":
-            return [key, *tensors]
-        device = next((t.device for t in tensors if t.device.type == self.device), torch.device(self.device))
-        return [t if t.device.type == self.device else t.to(device) for t in (key, *tensors)]
+        for place in self.moved:  # CPU scalars beside tensors on an accelerator
+            tensors[place] = tensors[place].to(self.device)
+        return [draw_key(self.device) if self.key is None else self.key, *tensors]
 
 
 class EagerPlan:

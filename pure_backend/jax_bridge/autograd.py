@@ -17,7 +17,7 @@ class _Saved:
 
     def __init__(self, tensors: Sequence[Any], fresh: Sequence[Any]) -> None:
         self.tensors = tensors
-        self.versions = [_version(tensor) for tensor in tensors]
+        self.versions = _versions(tensors)
         self.fresh = fresh
 
     def check(self, position: int) -> torch.Tensor:
@@ -34,6 +34,13 @@ class _Saved:
                 f"{tensor._version}; expected version {self.versions[position]} instead"
             )
         return tensor
+
+
+def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
+    try:
+        return [tensor._version for tensor in tensors]
+    except RuntimeError:  # an inference tensor among them has no version
+        return [_version(tensor) for tensor in tensors]
 
 
 def _version(tensor: torch.Tensor) -> int:

@@ -67,7 +67,7 @@ def compile_graph(
 
 
 def _tensors_only(gm: fx.GraphModule) -> fx.GraphModule:
-    """The graph without placeholders that are no tensors: their values are constants in its nodes already."""
+    """Erase the placeholders that are no tensors: their values are constants in the nodes already."""
     for node in gm.graph.find_nodes(op="placeholder"):
         if not isinstance(facts(node).value, torch.Tensor):
             gm.graph.erase_node(node)
