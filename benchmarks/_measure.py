@@ -8,6 +8,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from rich.box import MARKDOWN
 from rich.console import Console
@@ -15,8 +16,17 @@ from rich.progress import Progress
 from rich.table import Table
 
 console = Console(width=120)
-Samples = dict[str, list[float]]
-"""Seconds of each call, by peer; the n-th ones belong to the same round."""
+
+
+class Seconds(NamedTuple):
+    """One call: elapsed time, and CPU time of the calling thread, which other processes disturb less."""
+
+    wall: float
+    cpu: float
+
+
+Samples = dict[str, list[Seconds]]
+"""The calls of each peer; the n-th ones belong to the same round."""
 
 
 def arguments(description: str | None, rounds: int) -> argparse.ArgumentParser:
@@ -27,20 +37,26 @@ def arguments(description: str | None, rounds: int) -> argparse.ArgumentParser:
     return parser
 
 
-def warm(peers: Mapping[str, Callable[[], object]], after: Callable[[], object] = lambda: None, calls: int = 3) -> Samples:
+def warm(
+    peers: Mapping[str, Callable[[], object]], after: Callable[[], object] = lambda: None, calls: int = 3
+) -> dict[str, float]:
     """Call every peer a few times to let it compile.
 
     Returns:
-        Seconds of each of these calls with what comes after it.
+        Seconds of each peer's first call with what comes after it.
     """
-    seconds: Samples = {}
+    first = {}
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("compiling", total=len(peers))
         for name, peer in peers.items():
             progress.update(task, description=f"compiling {name}")
-            seconds[name] = [_seconds(peer, after, inside=True) for _ in range(calls)]
+            started = time.perf_counter()
+            _time(peer, after)
+            first[name] = time.perf_counter() - started
+            for _ in range(calls - 1):
+                _time(peer, after)
             progress.advance(task)
-    return seconds
+    return first
 
 
 def measure(
@@ -64,23 +80,33 @@ def measure(
         for i in progress.track(range(rounds), description="measuring"):
             for name in names[i % len(names) :] + names[: i % len(names)]:
                 for _ in range(lead_in):
-                    _seconds(peers[name], after, inside=False)
-                samples[name].append(_seconds(peers[name], after, inside=False))
+                    _time(peers[name], after)
+                samples[name].append(_time(peers[name], after))
     return samples
 
 
-def _seconds(peer: Callable[[], object], after: Callable[[], object], inside: bool) -> float:
-    started = time.perf_counter()
+def _time(peer: Callable[[], object], after: Callable[[], object]) -> Seconds:
+    wall, cpu = time.perf_counter(), time.thread_time()
     result = peer()
-    seconds = time.perf_counter() - started
+    seconds = Seconds(time.perf_counter() - wall, time.thread_time() - cpu)
     after()
     del result
-    return time.perf_counter() - started if inside else seconds
+    return seconds
 
 
-def differences(samples: Samples, peer: str, base: str) -> list[float]:
-    """Seconds that a peer needs more than another one in the same round."""
-    return [a - b for a, b in zip(samples[peer], samples[base], strict=True)]
+def difference(samples: Samples, peer: str, base: str) -> float:
+    """Median of the seconds that a peer needs more than another one in the same round."""
+    return statistics.median(a.wall - b.wall for a, b in zip(samples[peer], samples[base], strict=True))
+
+
+def ratio(samples: Samples, peer: str, base: str, clock: str = "wall") -> float:
+    """Median of a peer in units of the median of another one."""
+    return median(samples[peer], clock) / median(samples[base], clock)
+
+
+def median(seconds: Sequence[Seconds], clock: str = "wall") -> float:
+    """Median by one of the two clocks."""
+    return statistics.median(getattr(s, clock) for s in seconds)
 
 
 def summary(seconds: Sequence[float], scale: float) -> tuple[str, str, str]:
@@ -93,12 +119,18 @@ def summary(seconds: Sequence[float], scale: float) -> tuple[str, str, str]:
 
 def report(title: str, samples: Samples, base: str, unit: str = "ms", notes: Mapping[str, str] | None = None) -> None:
     """Print a table of peers, with the ratio of each median to that of `base`."""
-    scale = {"ms": 1e3, "us": 1e6, "s": 1.0}[unit]
-    rows = []
-    for name, seconds in samples.items():
-        ratio = statistics.median(seconds) / statistics.median(samples[base])
-        rows.append((name, *summary(seconds, scale), f"{ratio:.3g}", (notes or {}).get(name, "")))
-    print_table(title, ("peer", f"median {unit}", "quartiles", "min", f"/ {base}", "note"), rows)
+    scale = {"ms": 1e3, "us": 1e6}[unit]
+    rows = [
+        (
+            name,
+            *summary([s.wall for s in seconds], scale),
+            f"{ratio(samples, name, base):.3g}",
+            summary([s.cpu for s in seconds], scale)[0],
+            (notes or {}).get(name, ""),
+        )
+        for name, seconds in samples.items()
+    ]
+    print_table(title, ("peer", f"median {unit}", "quartiles", "min", f"/ {base}", "caller's CPU", "note"), rows)
 
 
 def print_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

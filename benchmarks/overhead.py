@@ -26,7 +26,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
-from _measure import arguments, console, differences, measure, print_machine, print_table, report, verdict, warm
+from _measure import arguments, console, difference, measure, median, print_machine, print_table, report, verdict, warm
 from torch import nn
 
 from pure_backend.backend import assume_pure
@@ -217,7 +217,7 @@ def breakdown(call: Callable[[], object], rounds: int) -> list[tuple[str, float,
 # ---------------------------------------------------------------------------------------------------------------- main
 
 
-def compare(parameters: int, grad: bool, rounds: int, unit: str, target: float | None) -> None:
+def compare(parameters: int, grad: bool, rounds: int, unit: str, target: float) -> None:
     """Measure one size and mode, and print it."""
     torch.manual_seed(0)
     torch._dynamo.reset()
@@ -232,12 +232,11 @@ def compare(parameters: int, grad: bool, rounds: int, unit: str, target: float |
         parts = breakdown(peers["assume_pure"], rounds)
     rows = [(part, f"{calls:g}", f"{scale * seconds:.2f}") for part, calls, seconds in parts]
     print_table(f"{what}: where the time goes", ("part", "calls", f"median {unit}"), rows)
-    over = statistics.median(differences(samples, "assume_pure", "bare JAX"))
-    if target is not None:
-        verdict(f"overhead over bare JAX ({what})", scale * over, target, unit)
+    over = scale * difference(samples, "assume_pure", "bare JAX")
+    verdict(f"overhead over bare JAX ({what})", over, target, unit)
     if grad:
-        alone = statistics.median(samples["torch autograd"])
-        console.print(f"of which torch's autograd needs {scale * alone:.3g} {unit} by itself")
+        alone = scale * median(samples["torch autograd"])
+        console.print(f"of which torch's autograd needs {alone:.3g} {unit} by itself")
 
 
 def main() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,8 +13,8 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from pure_backend import _compat
+from pure_backend.fx_passes.functional import Alias, Constant, Functional, Value, WriteBack
 from pure_backend.fx_passes.inputs import check_inputs
-from pure_backend.fx_passes.mutation import Alias, Constant, Functional, Value, WriteBack
 from pure_backend.fx_passes.normalize import Normalized
 from pure_backend.ir.facts import facts
 from pure_backend.jax_bridge.autograd import call_program
@@ -144,7 +143,7 @@ class Specializations:
         self.normalized = normalized
         self.make = make
         self.limit = limit
-        self.plans: OrderedDict[Any, Plan | EagerPlan] = OrderedDict()
+        self.plans: dict[Any, Plan | EagerPlan] = {}
         self.writes = False
         self.lock = threading.RLock()
 
@@ -153,10 +152,16 @@ class Specializations:
         if self.normalized.lifted:
             args = (*args, *self.normalized.read_lifted())
         try:
-            plan = self.plans.get(self.signature(args))
+            signature = self.signature(args)
         except RuntimeError:  # a sparse tensor has no strides: specialize says which argument it is
-            plan = None
-        return (plan or self.specialize(args))(args)
+            return self.specialize(args)(args)
+        plan = self.plans.get(signature)
+        if plan is None:
+            plan = self.specialize(args)
+        elif len(self.plans) > 1:  # the most recently used comes last
+            self.plans.pop(signature, None)
+            self.plans[signature] = plan
+        return plan(args)
 
     def signature(self, args: Sequence[Any]) -> Any:
         """Everything about a call that its plan depends on."""
@@ -179,7 +184,7 @@ class Specializations:
                     plan = EagerPlan(self.normalized.gm, "it writes an xla tensor that shares memory with another input")
             self.plans[self.signature(args)] = plan
             while len(self.plans) > self.limit:
-                self.plans.popitem(last=False)
+                self.plans.pop(next(iter(self.plans)), None)
             return plan
 
 

@@ -14,7 +14,7 @@ from pure_backend.ir.facts import facts
 from pure_backend.jax_bridge.avals import is_differentiable, to_aval
 from pure_backend.jax_bridge.cache import ProgramCache, graph_key
 from pure_backend.jax_bridge.program import Program
-from pure_backend.jax_bridge.runtimes import runtime_for
+from pure_backend.jax_bridge.runtimes import made_runtimes, runtime_for
 from pure_backend.jax_bridge.trace import trace
 
 programs = ProgramCache()
@@ -90,5 +90,5 @@ def _settings() -> tuple[Any, ...]:
 def clear() -> None:
     """Forget every program and every view of a tensor."""
     programs.clear()
-    for device_type in ("cpu", "cuda"):
-        runtime_for(device_type).clear()
+    for runtime in made_runtimes():
+        runtime.clear()

@@ -99,8 +99,9 @@ class Program:
             return self._gradients[present]
 
     def _executable(self, jaxpr: Any) -> Call:
-        lowered = lower(jaxpr, self.runtime.platform)
-        return Call(self.runtime.compile(lowered), lowered.kept)
+        with self.runtime.placement():
+            lowered = lower(jaxpr, self.runtime.platform)
+            return Call(self.runtime.compile(lowered), lowered.kept)
 
     def _cotangent_avals(self) -> list[jax.ShapeDtypeStruct]:
         pairs = zip(self.jaxpr.jaxpr.outvars, self.differentiable, strict=True)

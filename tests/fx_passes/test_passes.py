@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import fx
 
+from pure_backend.fx_passes.functional import Alias, Value
 from pure_backend.fx_passes.inputs import fake_inputs
-from pure_backend.fx_passes.mutation import Alias, Value, functionalize
+from pure_backend.fx_passes.mutation import functionalize
 from pure_backend.fx_passes.normalize import normalize
 from pure_backend.fx_passes.propagate import propagate
 from pure_backend.fx_passes.reach import gradient_reach

@@ -6,8 +6,8 @@ tensors (`leave`). `JaxRuntime` runs on plain tensors, `XlaRuntime` inlines into
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -20,8 +20,15 @@ class Runtime(Protocol):
 
     platform: str
 
+    def clear(self) -> None:
+        """Forget what is kept of tensors."""
+
     def enter(self, tensors: Sequence[torch.Tensor]) -> Sequence[Any]:
         """Handles of tensors."""
+        ...
+
+    def placement(self) -> AbstractContextManager[Any]:
+        """The scope in which programs for this runtime are lowered."""
         ...
 
     def compile(self, lowered: Any) -> Callable[[Sequence[Any]], Sequence[Any]]:
@@ -33,13 +40,26 @@ class Runtime(Protocol):
         ...
 
 
-@functools.cache
+_runtimes: dict[str, Runtime] = {}
+
+
 def runtime_for(device_type: str) -> Runtime:
-    """The runtime for tensors on a device.
+    """The runtime for tensors on a device, made at its first use.
 
     Raises:
         DeviceError: There is none.
     """
+    if device_type not in _runtimes:
+        _runtimes[device_type] = _make(device_type)
+    return _runtimes[device_type]
+
+
+def made_runtimes() -> list[Runtime]:
+    """The runtimes that are in use."""
+    return list(_runtimes.values())
+
+
+def _make(device_type: str) -> Runtime:
     if device_type == "xla":
         from pure_backend.jax_bridge.runtimes.xla import XlaRuntime
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 import jax
 import torch
@@ -17,17 +19,24 @@ class JaxRuntime:
 
     def __init__(self, device_type: str) -> None:
         self.platform = device_type
+        self.device = jax.devices(device_type)[0]
         self.views = ArrayViews()
 
     def enter(self, tensors: Sequence[torch.Tensor]) -> list[jax.Array]:
         """JAX arrays over the tensors' memory."""
         view = self.views
+        if self.platform == "cuda":  # a kept view knows nothing of what torch has queued since it was made
+            torch.cuda.current_stream().synchronize()
         with _compat.x64():  # outside of it from_dlpack narrows int64
             return [view(tensor) for tensor in tensors]
 
     def clear(self) -> None:
         """Forget the views of tensors."""
         self.views.clear()
+
+    def placement(self) -> AbstractContextManager[Any]:
+        """Programs lowered inside belong to this device, whatever JAX's default device is."""
+        return jax.default_device(self.device)
 
     def compile(self, lowered: Lowered) -> Callable[[Sequence[jax.Array]], Sequence[jax.Array]]:
         """Compile with XLA. A call returns when its results are there: torch may write to an argument right afterwards."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,6 +32,13 @@ class XlaRuntime:
     def enter(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The tensors themselves."""
         return tensors
+
+    def clear(self) -> None:
+        """Nothing is kept of tensors."""
+
+    def placement(self) -> contextlib.AbstractContextManager[Any]:
+        """torch_xla places the computation, not JAX."""
+        return contextlib.nullcontext()
 
     def compile(self, lowered: Lowered) -> Callable[[Sequence[Any]], Sequence[Any]]:
         """The program as an XlaComputation."""

@@ -1,0 +1,79 @@
+"""What the `mutation` pass gives: a graph of values, and how its results become the original graph's."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from pure_backend.fx_passes.replay import View
+
+
+@dataclasses.dataclass(frozen=True)
+class Value:
+    """An output leaf that the program computes: its position among the program's outputs."""
+
+    index: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant:
+    """An output leaf that is no tensor."""
+
+    value: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Alias:
+    """An output leaf that shares memory in eager: a view of an input, or of another output of the program.
+
+    Attributes:
+        of_input: The input's position, or None.
+        of_output: The program output's position, or None.
+        view: How to make the leaf from it.
+    """
+
+    of_input: int | None
+    of_output: int | None
+    view: View
+
+
+@dataclasses.dataclass(frozen=True)
+class WriteBack:
+    """A program output that is the new value of an input.
+
+    Attributes:
+        input: The input's position.
+        index: The position among the program's outputs.
+        recorded: Whether autograd records the write, so that the input gets a gradient history.
+        storage: Whether the value is the whole storage, flat, instead of the input as it is.
+    """
+
+    input: int
+    index: int
+    recorded: bool
+    storage: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Functional:
+    """A graph of values and how its results become the original graph's results.
+
+    Attributes:
+        gm: The graph; its output is one flat tuple of tensors.
+        differentiable: Which of those tensors carry a gradient.
+        outputs: A leaf for each leaf of the original output.
+        out_spec: The pytree of the original output.
+        write_backs: The inputs that are written.
+        storage_inputs: Inputs that the program takes as one flat tensor over their storage, because written inputs overlap:
+            the position of the first input on each such storage, and how many elements of it the program takes.
+    """
+
+    gm: fx.GraphModule
+    differentiable: tuple[bool, ...]
+    outputs: tuple[Value | Constant | Alias, ...]
+    out_spec: pytree.TreeSpec
+    write_backs: tuple[WriteBack, ...]
+    storage_inputs: dict[int, int]
