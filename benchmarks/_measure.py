@@ -19,7 +19,7 @@ console = Console(width=120)
 
 
 class Seconds(NamedTuple):
-    """One call: elapsed time, and CPU time of the calling thread, which other processes disturb less."""
+    """One call: elapsed time, and CPU time of all threads of the process, which other processes disturb less."""
 
     wall: float
     cpu: float
@@ -86,9 +86,9 @@ def measure(
 
 
 def _time(peer: Callable[[], object], after: Callable[[], object]) -> Seconds:
-    wall, cpu = time.perf_counter(), time.thread_time()
+    cpu, started = time.process_time(), time.perf_counter()
     result = peer()
-    seconds = Seconds(time.perf_counter() - wall, time.thread_time() - cpu)
+    seconds = Seconds(time.perf_counter() - started, time.process_time() - cpu)
     after()
     del result
     return seconds
@@ -130,7 +130,7 @@ def report(title: str, samples: Samples, base: str, unit: str = "ms", notes: Map
         )
         for name, seconds in samples.items()
     ]
-    print_table(title, ("peer", f"median {unit}", "quartiles", "min", f"/ {base}", "caller's CPU", "note"), rows)
+    print_table(title, ("peer", f"median {unit}", "quartiles", "min", f"/ {base}", f"CPU {unit}", "note"), rows)
 
 
 def print_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

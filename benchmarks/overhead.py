@@ -81,9 +81,11 @@ def peers_of(model: Stacked, x: torch.Tensor, grad: bool) -> Peers:
     arrays, x_array, cotangent_array = [_array(p) for p in parameters], _array(x), _array(cotangent)
 
     def bare():
-        if grad:
-            return jax.block_until_ready(in_jax_with_gradient(arrays, x_array, cotangent_array))
-        return jax.block_until_ready(in_jax(arrays, x_array))
+        if not grad:
+            return in_jax(arrays, x_array).block_until_ready()
+        out, grads = in_jax_with_gradient(arrays, x_array, cotangent_array)
+        out.block_until_ready()  # all results of one program are ready together
+        return out, grads
 
     def naive():
         rows = [jax.dlpack.from_dlpack(p.detach()) for p in parameters]

@@ -92,7 +92,7 @@ def compare(title: str, make: Callable, config: DecoderConfig, rounds: int, targ
     samples = measure(peers, rounds, finish, lead_in=0)
     notes = {name: f"first call with compilation {seconds:.1f} s" for name, seconds in first.items()}
     report(f"{title}, {config.layers} layers", samples, "lazy", "ms", notes)
-    for clock, name in (("wall", "elapsed"), ("cpu", "the caller's CPU time")):
+    for clock, name in (("wall", "elapsed"), ("cpu", "CPU time")):
         times = ratio(samples, "lazy", "assume_pure", clock)
         what = f"lazy / assume_pure, {title}, {name}"
         if target is None:

@@ -1,5 +1,10 @@
 """Outputs that alias: an input, a view of one, each other. `agree` compares objects, storages and layouts."""
 
+import copy
+import gc
+import pickle
+import weakref
+
 import pytest
 import torch
 from oracle import agree, compiled
@@ -123,3 +128,42 @@ def test_inputs_freed_or_replaced_between_calls(device):
     assert c(x, w).tolist() == [35] * 3
     w.data = torch.arange(6.0, device=device)[::2]
     assert c(x, w).tolist() == [0, 10, 20]
+
+
+def test_results_are_ordinary_tensors():
+    """They can be pickled, copied, resized, handed to numpy, and written to."""
+    y = compiled(lambda x: x * 2)(matrix())
+    twice = matrix() * 2
+    assert (y.numpy() == twice.numpy()).all()
+    assert pickle.loads(pickle.dumps(y)).equal(twice)
+    assert copy.deepcopy(y).equal(twice)
+    assert y.t().contiguous().view(-1).equal(twice.t().reshape(-1))
+    assert torch.from_dlpack(y).equal(twice)
+    y.resize_(2, 2)
+    assert y.tolist() == [[0, 2], [4, 6]]
+
+
+def test_nothing_is_kept_for_each_call():
+    """Inputs, results and saved values of a step are gone after it."""
+    import jax
+
+    c = compiled(lambda x, w: (x @ w).tanh().sum())
+    w = torch.ones(4, 4, requires_grad=True)
+    counts = []
+    for _ in range(12):
+        c(torch.ones(2, 4), w).backward()
+        gc.collect()
+        counts.append((len(jax.live_arrays()), sum(type(o) is torch.Tensor for o in gc.get_objects())))
+    assert counts[3] == counts[-1], counts
+
+
+def test_forward_without_backward_keeps_nothing():
+    """A graph that is dropped frees what it saved."""
+    c = compiled(lambda x, w: (x @ w).tanh() @ w)
+    w = torch.ones(4, 4, requires_grad=True)
+    x = torch.ones(2, 4)
+    y = c(x, w)
+    dead = weakref.ref(x)
+    del x, y
+    gc.collect()
+    assert dead() is None

@@ -1,5 +1,7 @@
 """Gradients: absent where eager has none, accumulated, of every order."""
 
+import contextlib
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -362,3 +364,66 @@ def test_integer_inputs_beside_differentiable_ones(device):
         )
 
     agree(f, make_args, device=device, grad=True)
+
+
+def write_to_view_of_leaf(x):
+    x[1:].mul_(2)
+    return x.sum()
+
+
+def write_to_leaf(x):
+    x.mul_(2)
+    return x.sum()
+
+
+@pytest.mark.parametrize("f", [write_to_leaf, write_to_view_of_leaf], ids=lambda f: f.__name__)
+def test_write_to_a_leaf_raises(f, device):
+    """Eager forbids in-place writes to a leaf that requires grad, and to views of one."""
+    both_raise(f, lambda: (vector(),), device=device)
+
+
+def offload(t):
+    return t.detach().cpu().clone(), t.device
+
+
+def reload(packed):
+    tensor, where = packed
+    return tensor.to(where)
+
+
+CONTEXTS = {
+    "saved_tensors_hooks": (lambda: torch.autograd.graph.saved_tensors_hooks(offload, reload), contextlib.nullcontext),
+    "backward under no_grad": (contextlib.nullcontext, torch.no_grad),
+    "backward under enable_grad": (contextlib.nullcontext, torch.enable_grad),
+    "backward under autocast": (contextlib.nullcontext, lambda: torch.autocast("cpu", torch.bfloat16)),
+    "forward under autocast": (lambda: torch.autocast("cpu", torch.bfloat16), contextlib.nullcontext),
+    "anomaly mode": (lambda: torch.autograd.set_detect_anomaly(True), contextlib.nullcontext),
+    "no multithreading": (contextlib.nullcontext, lambda: torch.autograd.set_multithreading_enabled(False)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
+@pytest.mark.parametrize("name", CONTEXTS)
+def test_contexts_around_forward_and_backward(name):
+    """What surrounds the call, or its backward, acts as it does on eager."""
+    around_forward, around_backward = CONTEXTS[name]
+    f = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    results = []
+    for call in (f, compiled(f)):
+        f.zero_grad()
+        x = vector()
+        with around_forward():
+            y = call(x[None])
+        with around_backward():
+            (y * torch.tensor([1.0, -2.0])).sum().backward()
+        results.append([y.detach(), x.grad, *(p.grad for p in f.parameters())])
+    torch.testing.assert_close(*results, rtol=2e-2 if "autocast" in name else 1e-5, atol=1e-3)
+
+
+def test_saved_on_cpu():
+    """`save_on_cpu` around the forward."""
+    x = vector()
+    with torch.autograd.graph.save_on_cpu():
+        y = compiled(lambda x: x.sin() * x.exp())(x)
+    y.sum().backward()
+    torch.testing.assert_close(x.grad, (x.cos() * x.exp() + x.sin() * x.exp()).detach())

@@ -240,3 +240,40 @@ def test_some_inputs_require_grad(mask, device):
         return tuple(torch.full((3,), i + 0.5, requires_grad=m) for i, m in enumerate(mask))
 
     agree(f, make_args, device=device, grad=True, pure=True)
+
+
+def product(x, w):
+    return x @ w, (x @ w).float().softmax(-1), x + 1
+
+
+def test_autocast_around_the_call(device):
+    """Ambient autocast, on and off from call to call, and with either dtype."""
+    c = compiled(product)
+    args = torch.eye(3), torch.arange(9.0).reshape(3, 3)
+    for enabled, dtype in ((False, torch.bfloat16), (True, torch.bfloat16), (False, torch.bfloat16), (True, torch.float16)):
+        if device.type == "xla" and dtype == torch.float16:
+            continue  # torch_xla's autocast knows bfloat16 only
+        with torch.autocast("cpu", dtype, enabled=enabled):
+            want = product(*args)
+        with torch.autocast(device.type, dtype, enabled=enabled):
+            got = c(*(t.to(device) for t in args))
+        for w, g in zip(want, got, strict=True):
+            assert g.dtype == w.dtype
+            torch.testing.assert_close(g.cpu(), w, rtol=2e-2, atol=2e-2)
+
+
+def switch_off(x):
+    y = x * 2
+    torch.set_grad_enabled(False)
+    return y, x * 3
+
+
+def test_grad_mode_changed_for_good(device):
+    """`set_grad_enabled` as a statement outlives the call."""
+    seen = []
+    for call, where in ((switch_off, "cpu"), (compiled(switch_off), device)):
+        x = leaf().detach().to(where).requires_grad_()
+        outputs = call(x)
+        seen.append(([t.requires_grad for t in outputs], torch.is_grad_enabled()))
+        torch.set_grad_enabled(True)
+    assert seen[0] == seen[1] == ([True, False], False)

@@ -229,3 +229,27 @@ def test_layers(name, device):
     """Layers with a twist in their semantics."""
     module, make_args = LAYERS[name]
     agree(module, make_args, device=device, grad=True, tol=1e-4)
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.01),
+    "adam": lambda p: torch.optim.Adam(p, 0.05, capturable=False),
+    "adamw, no foreach": lambda p: torch.optim.AdamW(p, 0.05, foreach=False),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_compiled_optimizer(name):
+    """`torch.compile` of `optimizer.step`: every parameter and state is written in place."""
+    results = []
+    for wrap in (lambda f: f, compiled):
+        torch._dynamo.reset()
+        parameters = [nn.Parameter(wave(3, 2)), nn.Parameter(wave(4))]
+        optimizer = OPTIMIZERS[name](parameters)
+        step = wrap(optimizer.step)
+        for i in range(3):
+            for p in parameters:
+                p.grad = wave(*p.shape) + i
+            step()
+        results.append([p.detach() for p in parameters])
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-6)

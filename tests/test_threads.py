@@ -4,6 +4,7 @@ import copy
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 import torch
 from oracle import compiled
 from torch import nn
@@ -118,3 +119,20 @@ def test_results_are_not_overwritten_by_the_next_call():
     results = [c(torch.full((100,), float(i))) for i in range(20)]
     for i, y in enumerate(results):
         assert (y == 2 * i).all()
+
+
+class Squares(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, i):
+        return torch.full((3,), float(i)) ** 2
+
+
+@pytest.mark.filterwarnings("ignore:os.fork\\(\\) was called:RuntimeWarning", "ignore:.*fork:DeprecationWarning")
+def test_data_loader_workers_after_a_compiled_call():
+    """Forked workers make tensors after JAX has started its threads."""
+    c = compiled(lambda x: x + 1)
+    c(torch.zeros(2, 3))
+    loader = torch.utils.data.DataLoader(Squares(), batch_size=2, num_workers=1)
+    assert [c(batch)[:, 0].tolist() for batch in loader] == [[1, 2], [5, 10]]

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from pure_backend.fx_passes.functorch import group_regions
+
 
 @dataclasses.dataclass(frozen=True)
 class Normalized:
@@ -52,7 +54,8 @@ def normalize(gm: fx.GraphModule) -> Normalized:
         mapping[node] = graph.node_copy(node, mapping.__getitem__)
     _placeholders_first(graph)
     copy = fx.GraphModule(gm, graph)
-    graph.lint()
+    group_regions(copy)
+    copy.graph.lint()
     return Normalized(copy, tuple(owners))
 
 

@@ -21,9 +21,11 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from pure_backend.errors import UnsupportedOperatorError
 from pure_backend.fx_passes import higher_order
+from pure_backend.fx_passes.functorch import propagate_region
 from pure_backend.ir.describe import describe_node
 from pure_backend.ir.facts import Facts, facts, reads_input_scalar
 from pure_backend.ir.geometry import Geometry
+from pure_backend.ir.region import Region
 
 _ENTER_INFERENCE = torch.autograd.grad_mode._enter_inference_mode
 _EXIT_INFERENCE = torch.autograd.grad_mode._exit_inference_mode
@@ -103,6 +105,9 @@ def _evaluate(node: fx.Node, gm: fx.GraphModule, values: dict[fx.Node, Any], arg
             return getattr(args[0], node.target)(*args[1:], **kwargs)
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             value, node.meta["bodies"] = higher_order.propagate(node, args, kwargs, run_body)
+            return value
+        if isinstance(node.target, Region):
+            value, node.meta["bodies"] = propagate_region(node.target, args, run_body)
             return value
         if node.target is _ENTER_INFERENCE:
             return _set_grad_enabled(not args[0])

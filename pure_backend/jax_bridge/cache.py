@@ -21,6 +21,7 @@ from pure_backend.ir.describe import describe_tensor
 from pure_backend.ir.facts import facts
 from pure_backend.ir.functional_ops import Functionalized
 from pure_backend.ir.geometry import Geometry
+from pure_backend.ir.region import Region
 from pure_backend.jax_bridge.program import Program
 
 
@@ -96,6 +97,8 @@ def _named(target: Any, objects: list[Any]) -> str:
     if isinstance(target, Functionalized):
         op = target.op if isinstance(target.op, str) else _named(target.op, objects)
         return f"functionalized:{op}:{target.writes}"
+    if isinstance(target, Region):
+        return "region"  # its body follows the node
     module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
     if module and name:
         found: Any = importlib.import_module(module) if module != "__main__" else None

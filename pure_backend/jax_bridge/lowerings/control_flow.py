@@ -48,6 +48,13 @@ def autograd_function(site: Site, forward, backward, *operands, **kwargs):
     return _like(site.out, apply(*(operands[i] for i in tensors)))
 
 
+@lowers("region")
+def region(site: Site, *operands):
+    """A stretch under `torch.func` transforms: its ATen graph."""
+    (gm,) = site.bodies
+    return tuple(site.body(gm, [operand for operand in operands if isinstance(operand, jax.Array)]))
+
+
 def _with_context(gm: torch.fx.GraphModule, operands: list) -> list:
     expected = len(gm.graph.find_nodes(op="placeholder"))
     return [None] * (expected - len(operands)) + list(operands)

@@ -274,15 +274,16 @@ def nan_to_num(site: Site, x, nan=0.0, posinf=None, neginf=None):
 @lowers("to", "type", "type_as", "float", "half", "double", "bfloat16", "int", "long", "short", "bool", "char", "byte")
 def convert(site: Site, x, *args, **kwargs):
     """Conversion: torch's own result says to which dtype; where it lives is the runtime's business."""
-    if jnp.issubdtype(x.dtype, jnp.complexfloating) and not jnp.issubdtype(site.dtype, jnp.complexfloating):
-        x = (x != 0) if site.dtype == jnp.bool_ else x.real
-    return x.astype(site.dtype)
+    if isinstance(x, jax.Array) and site.dtype == jnp.bool_:
+        return x != 0
+    return as_array(x, site.dtype)
 
 
-for _name in ("aten::_to_copy", "cfloat", "cdouble", "cpu", "cuda", "contiguous", "clone", "alias", "aten::lift_fresh"):
-    lowers(_name)(convert)
-for _name in ("aten::lift_fresh_copy", "aten::detach", "aten::view_of", "aten::_conj_physical"):
-    lowers(_name)(convert if "conj" not in _name else (lambda site, x: jnp.conj(x)))
+lowers("aten::_to_copy", "prims::convert_element_type", "cfloat", "cdouble", "cpu", "cuda", "contiguous", "clone", "alias")(
+    convert
+)
+lowers("aten::lift_fresh", "aten::lift_fresh_copy", "aten::detach", "aten::view_of")(convert)
+lowers("aten::_conj_physical")(lambda site, x: jnp.conj(x))
 lowers("_conj", "aten::_conj")(lambda site, x: jnp.conj(x))
 lowers("aten::_neg_view", "_neg_view")(lambda site, x: -x)
 

@@ -142,6 +142,8 @@ _OPERATOR_NAMES = {
 
 
 def _overload_names(namespace: str, name: str, overload: str) -> tuple[str, ...]:
+    if namespace == "prims":
+        return (f"prims::{name}", name)
     if namespace != "aten":
         return (f"{namespace}::{name}",)
     names = [f"aten::{name}.{overload}", f"aten::{name}"]

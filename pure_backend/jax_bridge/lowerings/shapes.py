@@ -67,6 +67,12 @@ def expand(site: Site, x, *args, **kwargs):
     return jnp.broadcast_to(x, site.out.shape)
 
 
+@lowers("prims::broadcast_in_dim")
+def broadcast_in_dim(site: Site, x, shape, broadcast_dimensions):
+    """XLA's own broadcast, as torch's primitives spell it."""
+    return lax.broadcast_in_dim(x, tuple(shape), tuple(broadcast_dimensions))
+
+
 @lowers("repeat", "tile")
 def repeat(site: Site, x, *sizes):
     """Copies along each dimension."""

@@ -1,0 +1,82 @@
+"""`torch.func` transforms inside a graph: each stretch between entering a level and leaving it becomes one node.
+
+Before: `_vmap_increment_nesting(3); %a = _add_batch_dim(x, 0, 1); ...; %r = _remove_batch_dim(...); _vmap_decrement_nesting()`
+After:  `%region = Region(gm)(x); %r = region[0]`; when it is propagated, its ATen graph, which knows no levels, is its body.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from pure_backend.ir.region import Region
+
+
+def group_regions(gm: fx.GraphModule) -> None:
+    """Replace every stretch that enters and leaves functorch's levels by a `Region` node, in place."""
+    depth, stretch = 0, []
+    for node in list(gm.graph.nodes):
+        name = getattr(node.target, "__name__", "")
+        depth += name.endswith("_increment_nesting")
+        if depth:
+            stretch.append(node)
+        depth -= name.endswith("_decrement_nesting")
+        if stretch and not depth:
+            _replace(gm, stretch)
+            stretch = []
+
+
+def _replace(gm: fx.GraphModule, stretch: list[fx.Node]) -> None:
+    inside = set(stretch)
+    inputs = list(dict.fromkeys(arg for node in stretch for arg in node.all_input_nodes if arg not in inside))
+    outputs = [node for node in stretch if any(user not in inside for user in node.users)]
+    graph, env = fx.Graph(), {}
+    for arg in inputs:
+        env[arg] = graph.placeholder(arg.name)
+    for node in stretch:
+        env[node] = graph.node_copy(node, env.__getitem__)
+    graph.output(tuple(env[node] for node in outputs))
+    with gm.graph.inserting_after(stretch[-1]):
+        region = gm.graph.call_function(Region(fx.GraphModule(gm, graph)), tuple(inputs))
+    region.meta.update({k: v for k, v in stretch[0].meta.items() if k in ("stack_trace", "nn_module_stack")})
+    for position, node in reversed(list(enumerate(outputs))):
+        with gm.graph.inserting_after(region):
+            result = gm.graph.call_function(operator.getitem, (region, position))
+        result.meta.update(region.meta)
+        node.replace_all_uses_with(result, delete_user_cb=lambda user: user not in inside)
+    for node in reversed(stretch):
+        gm.graph.erase_node(node)
+
+
+def propagate_region(region: Region, args: tuple, run_body: Callable[..., Any]) -> tuple[Any, tuple[fx.GraphModule, ...]]:
+    """The region's results on fake arguments, and its propagated ATen graph, whose placeholders are the tensors of `args`."""
+    positions = [i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)]
+
+    def call(*tensors):
+        full = list(args)
+        for i, tensor in zip(positions, tensors, strict=True):
+            full[i] = tensor
+        return region(*full)
+
+    tensors = [args[i] for i in positions]
+    with _levels_kept():  # in the caller's grad mode, which torch.func.grad needs; the detached inputs keep autograd out
+        gm = make_fx(call)(*(tensor.detach() for tensor in tensors))
+    copy, value = run_body(gm, tensors)
+    return tuple(value), (copy,)
+
+
+@contextlib.contextmanager
+def _levels_kept() -> Iterator[None]:
+    """Leave functorch's levels as they were, also when a node raises between entering one and leaving it."""
+    before = torch._C._functorch.maybe_current_level() or 0
+    try:
+        yield
+    finally:
+        while (torch._C._functorch.maybe_current_level() or 0) > before:
+            torch._C._functorch.pop_dynamic_layer_stack()
