@@ -66,7 +66,7 @@ def training(steps: int, config: DecoderConfig) -> list[Moment]:
         next_token_loss(compiled(batches[i][:, :-1]), batches[i][:, 1:]).backward()
         optimizer.step()
 
-    return _watch(step, steps, "step")
+    return _watch(step, steps, "step", warm_up=min(100, steps // 3))
 
 
 def shapes(count: int, kept: int) -> list[Moment]:
@@ -78,7 +78,7 @@ def shapes(count: int, kept: int) -> list[Moment]:
     def call(i: int) -> None:
         compiled(torch.randn(i + 2, 32)).sum().backward()
 
-    return _watch(call, count, "shape", warm_up=kept + kept // 2)
+    return _watch(call, count, "shape", warm_up=kept + kept // 2)  # by then the first programs were dropped
 
 
 def death(config: DecoderConfig) -> list[Moment]:
@@ -95,7 +95,7 @@ def death(config: DecoderConfig) -> list[Moment]:
     return moments
 
 
-def _watch(step: Callable[[int], None], count: int, what: str, warm_up: int = 10) -> list[Moment]:
+def _watch(step: Callable[[int], None], count: int, what: str, warm_up: int) -> list[Moment]:
     marks = sorted({warm_up, (warm_up + count) // 2, count})
     moments = []
     for i in track(range(count), description=f"{what}s", console=console, transient=True):

@@ -6,11 +6,11 @@ entered. Importing it changes global state of torch and JAX and fails on newer t
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import functools
 import importlib.metadata
 import os
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -168,33 +168,35 @@ def with_outputs(jaxpr: Any, outvars: list[Any]) -> Any:
     return jaxpr.replace(outvars=outvars, debug_info=names)
 
 
-class _Frames:
-    """How many scopes want JAX to note no Python frames, and whether it did before the first of them."""
+@functools.cache
+def _bare_traceback() -> Any:
+    """A JAX traceback that shows nothing but a thread's own start."""
+    from jax._src.lib import xla_client
 
-    lock = threading.Lock()
-    depth = 0
-    before = True
+    return in_bare_thread(xla_client.Traceback.get_traceback)
+
+
+def in_bare_thread(function: Callable[[], Any]) -> Any:
+    """The result of a function run where no caller's frames are on the stack; see `without_frames`."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()
 
 
 @contextlib.contextmanager
 def without_frames() -> Iterator[None]:
-    """Trace, compile and make arrays without the Python frames that JAX would note on each.
+    """Trace without the Python frames that JAX would note on every equation, for this thread and scope.
 
     JAX's tracebacks keep the code objects of all frames alive, Dynamo's compiled frame among them, and Dynamo frees a compiled
-    graph when its code object dies: a program or array that held such a traceback would keep the graph, and itself, for ever.
-    jaxlib has one switch for the process; scopes of several threads are counted, and the last one puts it back.
+    graph when its code object dies: a program that held such a traceback would keep itself, and its model's graph, for ever.
+    What JAX makes in C++, executables and long-lived arrays, is made `in_bare_thread` for the same reason. (jaxlib's switch for
+    tracebacks is one for the process, and jax 0.10 fails in other threads while it is off.)
     """
-    from jax._src.lib import _jax
+    from jax._src import source_info_util
 
-    with _Frames.lock:
-        if _Frames.depth == 0:
-            _Frames.before = _jax.tracebacks_enabled()
-            _jax.set_tracebacks_enabled(False)
-        _Frames.depth += 1
+    holder = source_info_util._source_info_context
+    before = holder.context
+    holder.context = before.replace(traceback=_bare_traceback())
     try:
         yield
     finally:
-        with _Frames.lock:
-            _Frames.depth -= 1
-            if _Frames.depth == 0:
-                _jax.set_tracebacks_enabled(_Frames.before)
+        holder.context = before

@@ -20,13 +20,12 @@ from pure_backend.ir.facts import facts
 from pure_backend.jax_bridge.autograd import call_program
 from pure_backend.jax_bridge.compile import compile_graph
 from pure_backend.jax_bridge.program import Program
-from pure_backend.jax_bridge.rng import draw_key
+from pure_backend.jax_bridge.rng import NO_KEY, draw_key
 from pure_backend.options import Options
 
 _logger = logging.getLogger("pure_backend")
 # torch_xla returns these as the signed type of their width.
 _RETYPED_ON_XLA = (torch.uint16, torch.uint32, torch.uint64)
-_NO_KEY = torch.zeros(2, dtype=torch.uint32)
 
 
 class Plan:
@@ -46,7 +45,8 @@ class Plan:
         inputs = [facts(n).value for n in functional.gm.graph.find_nodes(op="placeholder", sort=True)]
         tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
         self.moved = tuple(place for place, tensor in enumerate(tensors) if tensor.device.type != device)
-        self.key = None if program.uses_key else _NO_KEY.to(device)
+        self.key = None if program.uses_key else NO_KEY.to(device)
+        self.grad_after = facts(functional.gm.graph.output_node()).grad
         self.elsewhere = {i: d for i, d in enumerate(devices) if d.type != device}
         dtypes = [facts(node).value.dtype for node in results]
         self.retyped = {i: t for i, t in enumerate(dtypes) if device == "xla" and t in _RETYPED_ON_XLA}
@@ -61,6 +61,8 @@ class Plan:
         if self.elsewhere:
             results = [r.to(self.elsewhere.get(i, r.device)) for i, r in enumerate(results)]
         leaves = [_leaf(output, args, results) for output in self.outputs]
+        if torch.is_grad_enabled() is not self.grad_after:  # torch.set_grad_enabled(...) as a statement
+            torch._C._set_grad_enabled(self.grad_after)
         return tuple(leaves) if self.flat else pytree.tree_unflatten(leaves, self.out_spec)
 
     def gather(self, args: Sequence[Any]) -> list[torch.Tensor]:

@@ -89,7 +89,7 @@ class _Pass:
 
     def module(self, results: list[Any]) -> fx.GraphModule:
         """The new graph with these outputs."""
-        self.graph.output(tuple(results))
+        self.graph.output(tuple(results)).meta["facts"] = facts(self.gm.graph.output_node())
         self.graph.eliminate_dead_code()
         return fx.GraphModule(self.gm, self.graph)
 

@@ -61,8 +61,7 @@ class ArrayViews:
         return self._make(tensor)
 
     def _make(self, tensor: torch.Tensor) -> jax.Array:
-        with _compat.without_frames():
-            array, shared = _to_array(tensor)
+        array, shared = _to_array(tensor)
         if shared:
             key, entries = id(tensor), self._entries
 

@@ -62,6 +62,7 @@ class PureFunction(torch.autograd.Function):
         holder = torch.empty(0)
         holder.pure_backend_saved = _Saved(inputs, results[program.outputs :])  # type: ignore[attr-defined]
         ctx.save_for_backward(holder)
+        ctx.kept = holder.pure_backend_saved if _hooks_on_saved_tensors() else None
         ctx.program = program
         ctx.mark_non_differentiable(*(t for t, carries in zip(outputs, program.differentiable, strict=True) if not carries))
         ctx.set_materialize_grads(False)
@@ -71,7 +72,7 @@ class PureFunction(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """Gradients of the inputs; None for those that no given cotangent reaches."""
         (holder,) = ctx.saved_tensors
-        program, saved = ctx.program, holder.pure_backend_saved
+        program, saved = ctx.program, ctx.kept or holder.pure_backend_saved
         carried = [c for c, carries in zip(cotangents, program.differentiable, strict=True) if carries]
         present = tuple(c is not None for c in carried)
         given = [c for c in carried if c is not None]
@@ -87,6 +88,11 @@ class PureFunction(torch.autograd.Function):
             if position in reached:
                 grads[position + 1] = grad
         return tuple(grads)
+
+
+def _hooks_on_saved_tensors() -> bool:
+    """Whether `torch.autograd.graph.saved_tensors_hooks` are active: they hand back another tensor than was saved."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
 
 
 def _reached(program: Program, present: tuple[bool, ...]) -> frozenset[int]:

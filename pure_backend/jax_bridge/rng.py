@@ -9,6 +9,10 @@ KEY_SHAPE = (2,)
 """A key enters a program as `u32[2]`, the raw data of a threefry key."""
 
 
+NO_KEY = torch.zeros(KEY_SHAPE, dtype=torch.uint32)
+"""What a program that reads no key is given."""
+
+
 def draw_key(device: str) -> torch.Tensor:
     """Fresh key data from torch's default CPU generator, which it advances.
 

@@ -14,7 +14,7 @@ from pure_backend.jax_bridge.lowerings.registry import Site, lowers
 from pure_backend.jax_bridge.lowerings.values import as_array, wide
 
 _UNARY = {
-    "abs": jnp.abs,
+    "abs": lambda x: jnp.abs(x) if jnp.iscomplexobj(x) else x * lax.stop_gradient(jnp.sign(x)),  # its gradient at 0 is 0
     "acos": jnp.arccos,
     "acosh": jnp.arccosh,
     "angle": jnp.angle,
@@ -236,6 +236,12 @@ def clamp_min(site: Site, x, min):
 def clamp_max(site: Site, x, max):
     """Upper limit."""
     return clamp(site, x, None, max)
+
+
+@lowers("prims::fma")
+def fma(site: Site, x, y, z):
+    """`x * y + z`."""
+    return x * y + z
 
 
 @lowers("lerp")

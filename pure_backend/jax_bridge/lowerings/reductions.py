@@ -147,11 +147,16 @@ def norm(site: Site, x, p="fro", dim=None, keepdim=False, out=None, dtype=None):
         return jnp.sum(size != 0, where, keepdims=keepdim).astype(real_dtype(x.dtype))
     if p == 1:
         return jnp.sum(size, where, keepdims=keepdim)
-    return jnp.sum(size**p, where, keepdims=keepdim) ** (1 / p)
+    return _safe_power(jnp.sum(_safe_power(size, p), where, keepdims=keepdim), 1 / p)
 
 
 def _squared(x):
     return (x * jnp.conj(x)).real if jnp.issubdtype(x.dtype, jnp.complexfloating) else x * x
+
+
+def _safe_power(x, p):
+    """`x ** p` of non-negative `x`, whose gradient at 0 is 0."""
+    return jnp.where(x > 0, jnp.where(x > 0, x, 1) ** p, 0)
 
 
 def _safe_sqrt(x):
@@ -164,6 +169,25 @@ def _safe_sqrt(x):
 def vector_norm(site: Site, x, ord=2, dim=None, keepdim=False, *, dtype=None):
     """Vector norm."""
     return norm(site, x, ord, dim, keepdim)
+
+
+@lowers("median")
+def median(site: Site, x, dim=None, keepdim=False):
+    """The lower median of all elements; elements equal to it share the gradient. Along a dimension it is decomposed."""
+    if dim is not None or x.size == 0:
+        return NotImplemented
+    middle = jax.lax.stop_gradient(jnp.sort(x.reshape(-1))[(x.size - 1) // 2])
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return middle
+    shared = jnp.mean(x, where=x == middle)
+    value = middle + (shared - jax.lax.stop_gradient(shared))
+    return jnp.where(jnp.any(jnp.isnan(x)), jnp.nan, value)
+
+
+@lowers("cdist", "aten::_cdist_forward")
+def cdist(site: Site, x1, x2, p=2.0, compute_mode=None):
+    """Distances of all pairs of rows: `f[..., n, d], f[..., m, d] -> f[..., n, m]`; equal rows have gradient 0."""
+    return norm(site, x1[..., :, None, :] - x2[..., None, :, :], p, -1)
 
 
 @lowers("count_nonzero")

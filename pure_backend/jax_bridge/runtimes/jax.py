@@ -12,6 +12,7 @@ import torch
 from pure_backend import _compat, counters
 from pure_backend.jax_bridge.arrays import ArrayViews, to_tensor
 from pure_backend.jax_bridge.lower import Lowered
+from pure_backend.jax_bridge.rng import NO_KEY
 
 
 class JaxRuntime:
@@ -21,6 +22,7 @@ class JaxRuntime:
         self.platform = device_type
         self.device = jax.devices(device_type)[0]
         self.views = ArrayViews()
+        self.clear()
 
     def enter(self, tensors: Sequence[torch.Tensor]) -> list[jax.Array]:
         """JAX arrays over the tensors' memory."""
@@ -31,8 +33,9 @@ class JaxRuntime:
             return [view(tensor) for tensor in tensors]
 
     def clear(self) -> None:
-        """Forget the views of tensors."""
+        """Forget the views of tensors, but for the one that outlives every model."""
         self.views.clear()
+        _compat.in_bare_thread(lambda: self.enter([NO_KEY]))
 
     def placement(self) -> AbstractContextManager[Any]:
         """Programs lowered inside belong to this device, whatever JAX's default device is."""
@@ -40,8 +43,8 @@ class JaxRuntime:
 
     def compile(self, lowered: Lowered) -> Callable[[Sequence[jax.Array]], Sequence[jax.Array]]:
         """Compile with XLA. A call returns when its results are there: torch may write to an argument right afterwards."""
-        with counters.stage("compile"), _compat.without_frames():
-            executable = lowered.stage.compile()
+        with counters.stage("compile"):
+            executable = _compat.in_bare_thread(lowered.stage.compile)
 
         def call(arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
             with _compat.x64():
