@@ -36,13 +36,13 @@ def chain(x, ws):
 
 
 def test_auto_keeps_products_and_recomputes_the_rest():
-    x, ws = torch.ones(4, 4), [torch.ones(4, 4, requires_grad=True) for _ in range(3)]
     counts = {}
     for remat in ("auto", "none", "full"):
+        c = program = None
         torch._dynamo.reset()
         gc.collect()
         c = compiled(chain, options={"remat": remat})
-        c(x, ws)
+        c(torch.ones(4, 4), [torch.ones(4, 4, requires_grad=True) for _ in range(3)])
         (program,) = list(compiling.programs._programs.values())
         counts[remat] = program.derivative.fresh
         del c, program

@@ -11,10 +11,10 @@ from jax import lax
 from pure_backend.errors import PureBackendError
 from pure_backend.ir.describe import source_line
 from pure_backend.jax_bridge.lowerings.registry import Site, lowers
-from pure_backend.jax_bridge.lowerings.values import as_array, wide
+from pure_backend.jax_bridge.lowerings.values import as_array, magnitude, wide
 
 _UNARY = {
-    "abs": lambda x: jnp.abs(x) if jnp.iscomplexobj(x) else x * lax.stop_gradient(jnp.sign(x)),  # its gradient at 0 is 0
+    "abs": magnitude,
     "acos": jnp.arccos,
     "acosh": jnp.arccosh,
     "angle": jnp.angle,

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from pure_backend.jax_bridge.lowerings.registry import Site, lowers
-from pure_backend.jax_bridge.lowerings.values import axes, real_dtype, wide
+from pure_backend.jax_bridge.lowerings.values import axes, magnitude, real_dtype, wide
 
 
 def _accumulate(x, site: Site):
@@ -138,7 +138,7 @@ def norm(site: Site, x, p="fro", dim=None, keepdim=False, out=None, dtype=None):
     where = axes(dim, x.ndim)
     if p in ("fro", None, 2, 2.0):
         return _safe_sqrt(jnp.sum(_squared(x), where, keepdims=keepdim))
-    size = jnp.abs(x)
+    size = magnitude(x)
     if p == float("inf"):
         return jnp.max(size, where, keepdims=keepdim)
     if p == float("-inf"):

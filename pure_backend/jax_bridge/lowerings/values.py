@@ -23,6 +23,11 @@ def wide(x: jax.Array) -> jax.Array:
     return x.astype(jnp.float32) if x.dtype in (jnp.bfloat16, jnp.float16) else x
 
 
+def magnitude(x: jax.Array) -> jax.Array:
+    """The absolute value, whose gradient at 0 is 0 as in torch; that of `jnp.abs` is 1."""
+    return jnp.abs(x) if jnp.iscomplexobj(x) else x * jax.lax.stop_gradient(jnp.sign(x))
+
+
 def real_dtype(dtype: Any) -> Any:
     """The dtype of the parts of a complex dtype, or the dtype itself."""
     return jnp.finfo(dtype).dtype if jnp.issubdtype(dtype, jnp.complexfloating) else dtype
