@@ -63,7 +63,6 @@ def measure(
     peers: Mapping[str, Callable[[], object]],
     rounds: int,
     after: Callable[[], object] = lambda: None,
-    lead_in: int = 1,
 ) -> Samples:
     """Time one call of every peer in each round, each round starting with another peer.
 
@@ -71,7 +70,6 @@ def measure(
         peers: What to call.
         rounds: How often.
         after: Called after each call, outside the time: what finishes or cleans up.
-        lead_in: Calls before the timed one, so that no peer pays for caches and spinning threads of the one before.
     """
     names = list(peers)
     samples: Samples = {name: [] for name in names}
@@ -79,10 +77,16 @@ def measure(
     with Progress(console=console, transient=True) as progress:
         for i in progress.track(range(rounds), description="measuring"):
             for name in names[i % len(names) :] + names[: i % len(names)]:
-                for _ in range(lead_in):
-                    _time(peers[name], after)
+                _time(peers[name], after)  # not timed: no peer pays for caches and threads of the one before
                 samples[name].append(_time(peers[name], after))
     return samples
+
+
+def measure_alone(name: str, peer: Callable[[], object], rounds: int, after: Callable[[], object] = lambda: None) -> Samples:
+    """Warm and time a peer before the others have run; what they leave on the heap slows it down later."""
+    peers = {f"{name} alone": peer}
+    warm(peers, after)
+    return measure(peers, rounds, after)
 
 
 def _time(peer: Callable[[], object], after: Callable[[], object]) -> Seconds:

@@ -6,9 +6,11 @@ Computed is `tanh(x @ stack(parameters).T)`: little work, many tensors. The peer
 
 - bare JAX: the same computation in one jitted program, on arrays that are held (with gradient: outputs and gradients in one);
 - assume_pure: through `torch.compile`; direct: the backend's function alone, without Dynamo's guards;
-- naive dlpack: the bare program, with every tensor converted on the way in and every result on the way out;
 - torch autograd (with gradient): an `autograd.Function` of as many inputs that returns ready-made gradients: what torch
-  itself needs before any backend has done anything.
+  itself needs before any backend has done anything;
+- assume_pure alone: before the other peers of its table have run and fragmented the heap;
+- naive dlpack: the bare program, with every tensor converted on the way in and every result on the way out. It is measured
+  last of all: the thousands of small objects it frees fragment the heap, after which every other peer takes twice as long.
 
 The breakdown shows the time inside each part without the parts it calls.
 """
@@ -26,20 +28,33 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
-from _measure import arguments, console, difference, measure, median, print_machine, print_table, report, verdict, warm
+from _measure import (
+    arguments,
+    console,
+    difference,
+    measure,
+    measure_alone,
+    median,
+    print_machine,
+    print_table,
+    report,
+    verdict,
+    warm,
+)
 from torch import nn
 
 from pure_backend.backend import assume_pure
 from pure_backend.jax_bridge.autograd import PureFunction
 from pure_backend.jax_bridge.program import Call
 from pure_backend.jax_bridge.runtimes.jax import JaxRuntime
+from pure_backend.signature import Guard
 from pure_backend.specialize import Plan, Specializations
 
 Peers = dict[str, Callable[[], object]]
 
 PARTS = (
     (Specializations, "__call__", "the backend's call, the rest"),
-    (Specializations, "signature", "signature"),
+    (Guard, "__call__", "guard"),
     (Plan, "gather", "gather inputs"),
     (PureFunction, "forward", "autograd.Function, forward"),
     (PureFunction, "backward", "autograd.Function, backward"),
@@ -87,15 +102,7 @@ def peers_of(model: Stacked, x: torch.Tensor, grad: bool) -> Peers:
         out.block_until_ready()  # all results of one program are ready together
         return out, grads
 
-    def naive():
-        rows = [jax.dlpack.from_dlpack(p.detach()) for p in parameters]
-        inputs = [rows, jax.dlpack.from_dlpack(x)]
-        if grad:
-            inputs.append(jax.dlpack.from_dlpack(cotangent))
-        results = (in_jax_with_gradient if grad else in_jax)(*inputs)
-        return [torch.from_dlpack(leaf) for leaf in jax.tree.leaves(jax.block_until_ready(results))]
-
-    def of(call: Callable[[], torch.Tensor]) -> Callable[[], object]:
+    def of(call: Callable[[], Any]) -> Callable[[], object]:
         return (lambda: torch.autograd.grad(call(), parameters, cotangent)) if grad else call
 
     compiled, direct = torch.compile(model, backend="assume_pure"), backend_function(model, x)
@@ -103,9 +110,23 @@ def peers_of(model: Stacked, x: torch.Tensor, grad: bool) -> Peers:
         "bare JAX": bare,
         "assume_pure": of(lambda: compiled(x)),
         "direct": of(lambda: _first(direct())),
-        "naive dlpack": naive,
     }
     return peers | ({"torch autograd": of(autograd_alone(parameters, cotangent))} if grad else {})
+
+
+def naive_peer(model: Stacked, x: torch.Tensor, grad: bool) -> Callable[[], object]:
+    """The bare program with a conversion of every tensor in every call."""
+    parameters = list(model.parameters())
+    cotangent = torch.ones(len(x), len(parameters))
+
+    def naive():
+        inputs = [[jax.dlpack.from_dlpack(p.detach()) for p in parameters], jax.dlpack.from_dlpack(x)]
+        if grad:
+            inputs.append(jax.dlpack.from_dlpack(cotangent))
+        results = (in_jax_with_gradient if grad else in_jax)(*inputs)
+        return [torch.from_dlpack(leaf) for leaf in jax.tree.leaves(jax.block_until_ready(results))]
+
+    return naive
 
 
 def backend_function(model: nn.Module, x: torch.Tensor) -> Callable[[], Any]:
@@ -125,7 +146,7 @@ def backend_function(model: nn.Module, x: torch.Tensor) -> Callable[[], Any]:
     return seen["call"]
 
 
-def autograd_alone(parameters: list[nn.Parameter], out: torch.Tensor) -> Callable[[], torch.Tensor]:
+def autograd_alone(parameters: list[nn.Parameter], out: torch.Tensor) -> Callable[[], Any]:
     """A call of an `autograd.Function` that computes nothing."""
     grads = [torch.zeros_like(p) for p in parameters]
 
@@ -219,37 +240,81 @@ def breakdown(call: Callable[[], object], rounds: int) -> list[tuple[str, float,
 # ---------------------------------------------------------------------------------------------------------------- main
 
 
-def compare(parameters: int, grad: bool, rounds: int, unit: str, target: float) -> None:
-    """Measure one size and mode, and print it."""
-    torch.manual_seed(0)
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """How many parameters, with or without gradient, and how much overhead is allowed."""
+
+    parameters: int
+    grad: bool
+    rounds: int
+    unit: str
+    target: float
+
+    @property
+    def name(self) -> str:
+        """For tables; with the input, 4 parameters are 5 tensors."""
+        tensors = f"{self.parameters + 1 if self.parameters < 10 else self.parameters} tensors"
+        return f"{tensors}, {'forward + backward' if self.grad else 'no grad'}"
+
+    @property
+    def scale(self) -> float:
+        """Units in a second."""
+        return {"ms": 1e3, "us": 1e6}[self.unit]
+
+    def inputs(self) -> tuple[Stacked, torch.Tensor]:
+        """Model and batch."""
+        torch.manual_seed(0)
+        return Stacked(self.parameters), torch.randn(4, 16)
+
+
+def compare(case: Case) -> float:
+    """Measure one case but for its naive peer, and print it.
+
+    Returns:
+        Median seconds of a compiled call.
+    """
     torch._dynamo.reset()
-    model, x = Stacked(parameters), torch.randn(4, 16)
-    what = f"{parameters + 1 if parameters < 10 else parameters} tensors, {'forward + backward' if grad else 'no grad'}"
-    scale = {"ms": 1e3, "us": 1e6}[unit]
-    with torch.set_grad_enabled(grad):
-        peers = peers_of(model, x, grad)
+    unit, scale = case.unit, case.scale
+    with torch.set_grad_enabled(case.grad):
+        peers = peers_of(*case.inputs(), case.grad)
+        samples = measure_alone("assume_pure", peers["assume_pure"], case.rounds)
         warm(peers)
-        samples = measure(peers, rounds)
-        report(what, samples, "bare JAX", unit)
-        parts = breakdown(peers["assume_pure"], rounds)
+        samples |= measure(peers, case.rounds)
+        report(case.name, samples, "bare JAX", unit)
+        parts = breakdown(peers["assume_pure"], case.rounds)
     rows = [(part, f"{calls:g}", f"{scale * seconds:.2f}") for part, calls, seconds in parts]
-    print_table(f"{what}: where the time goes", ("part", "calls", f"median {unit}"), rows)
+    print_table(f"{case.name}: where the time goes", ("part", "calls", f"median {unit}"), rows)
     over = scale * difference(samples, "assume_pure", "bare JAX")
-    verdict(f"overhead over bare JAX ({what})", over, target, unit)
-    if grad:
+    verdict(f"overhead over bare JAX ({case.name})", over, case.target, unit)
+    if case.grad:
         alone = scale * median(samples["torch autograd"])
         console.print(f"of which torch's autograd needs {alone:.3g} {unit} by itself")
+    return median(samples["assume_pure"])
+
+
+def compare_naive(cases: dict[Case, float]) -> None:
+    """Measure the naive peers and print them beside the compiled calls measured before."""
+    rows = []
+    for case, ours in cases.items():
+        peers = {"naive": naive_peer(*case.inputs(), case.grad)}
+        warm(peers)
+        naive = median(measure(peers, case.rounds)["naive"])
+        rows.append((case.name, *(f"{case.scale * s:.2f} {case.unit}" for s in (naive, ours)), f"{naive / ours:.3g}"))
+    print_table("naive dlpack", ("case", "naive", "assume_pure", "ratio"), rows)
 
 
 def main() -> None:
     """Run all and print."""
     args = arguments(__doc__, rounds=300).parse_args()
     many, rounds = (90, 30) if args.quick else (900, args.rounds)
+    cases = (
+        Case(many, True, max(rounds // 3, 10), "ms", 3.0),  # first, on a fresh heap
+        Case(many, False, rounds, "ms", 3.0),
+        Case(4, True, rounds, "us", 100.0),
+        Case(4, False, rounds, "us", 100.0),
+    )
     print_machine()
-    compare(many, False, rounds, "ms", 3.0)
-    compare(4, False, rounds, "us", 100.0)
-    compare(many, True, max(rounds // 3, 10), "ms", 3.0)
-    compare(4, True, rounds, "us", 100.0)
+    compare_naive({case: compare(case) for case in cases})
 
 
 if __name__ == "__main__":

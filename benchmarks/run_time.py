@@ -86,7 +86,7 @@ def _torch_step(forward: Callable, optimizer: torch.optim.Optimizer, x: torch.Te
 
 def _jax_step(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Callable:
     state = {"weights": [_array(p) for p in model.parameters()]}
-    x, y = _array(x), _array(y)
+    inputs, targets = _array(x), _array(y)
 
     def loss(weights, x, y):
         for weight, bias in zip(weights[::2], weights[1::2], strict=True):
@@ -99,7 +99,7 @@ def _jax_step(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Callable:
         return value, [w - 1e-3 * g for w, g in zip(weights, grads, strict=True)]
 
     def step():
-        value, state["weights"] = jax.block_until_ready(update(state["weights"], x, y))
+        value, state["weights"] = jax.block_until_ready(update(state["weights"], inputs, targets))
         return value
 
     return step

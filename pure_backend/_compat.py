@@ -123,6 +123,17 @@ def torch_xla():
     return module
 
 
+def tensor_check(tensors: list[torch.Tensor]) -> Callable[..., bool]:
+    """A check, in C++, that tensors have the types, dtypes, devices, sizes, strides and gradient flags of these.
+
+    It is the one of Dynamo's guards. It refuses a tensor that is given twice, and one under another dispatch mode.
+    """
+    from torch._C._dynamo.guards import TensorGuards
+
+    sizes, strides = [list(tensor.size()) for tensor in tensors], [list(tensor.stride()) for tensor in tensors]
+    return TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+
+
 @functools.cache
 def _dlpack_export() -> Callable[..., Any]:
     from jax._src.lib import _jax

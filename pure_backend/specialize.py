@@ -7,12 +7,10 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from pure_backend import _compat
 from pure_backend.fx_passes.functional import Alias, Constant, Functional, Value, WriteBack
 from pure_backend.fx_passes.inputs import check_inputs
 from pure_backend.fx_passes.normalize import Normalized
@@ -22,6 +20,7 @@ from pure_backend.jax_bridge.compile import compile_graph
 from pure_backend.jax_bridge.program import Program
 from pure_backend.jax_bridge.rng import NO_KEY, draw_key
 from pure_backend.options import Options
+from pure_backend.signature import Guard, overlaps, signature
 
 _logger = logging.getLogger("pure_backend")
 # torch_xla returns these as the signed type of their width.
@@ -146,6 +145,7 @@ class Specializations:
         self.make = make
         self.limit = limit
         self.plans: dict[Any, Plan | EagerPlan] = {}
+        self.latest: tuple[Guard, Plan | EagerPlan] | None = None
         self.writes = False
         self.lock = threading.RLock()
 
@@ -153,70 +153,45 @@ class Specializations:
         """Run the graph."""
         if self.normalized.lifted:
             args = (*args, *self.normalized.read_lifted())
+        if (latest := self.latest) is not None and latest[0](args):
+            return latest[1](args)
+        return self.find(args)(args)
+
+    def find(self, args: Sequence[Any]) -> Plan | EagerPlan:
+        """The plan of a call unlike the one before."""
         try:
-            signature = self.signature(args)
+            seen = signature(args, self.writes)
         except RuntimeError:  # a sparse tensor has no strides: specialize says which argument it is
-            return self.specialize(args)(args)
-        plan = self.plans.get(signature)
+            return self.specialize(args)
+        plan = self.plans.get(seen)
         if plan is None:
             plan = self.specialize(args)
-        elif len(self.plans) > 1:  # the most recently used comes last
-            self.plans.pop(signature, None)
-            self.plans[signature] = plan
-        return plan(args)
-
-    def signature(self, args: Sequence[Any]) -> Any:
-        """Everything about a call that its plan depends on."""
-        seen = [
-            (a.shape, a.stride(), a.dtype, a.requires_grad, a.device) if isinstance(a, torch.Tensor) else (type(a), a)
-            for a in args
-        ]
-        return (*seen, *_modes(), _overlaps(args) if self.writes else None)
+        else:  # the most recently used comes last
+            self.plans.pop(seen, None)
+            self.plans[seen] = plan
+        self.latest = (Guard(args, self.writes), plan)
+        return plan
 
     def specialize(self, args: Sequence[Any]) -> Plan | EagerPlan:
         """A new plan; one thread at a time, since the graph is annotated while it is made."""
         with self.lock:
             check_inputs(self.normalized.gm, args)
-            if (known := self.plans.get(self.signature(args))) is not None:
+            if (known := self.plans.get(signature(args, self.writes))) is not None:
                 return known
             plan: Plan | EagerPlan = self.make(args)
             if plan.write_backs:
                 self.writes = True
                 if _overlaps_on_xla(plan, args):
                     plan = EagerPlan(self.normalized.gm, "it writes an xla tensor that shares memory with another input")
-            self.plans[self.signature(args)] = plan
+            self.plans[signature(args, self.writes)] = plan
             while len(self.plans) > self.limit:
                 self.plans.pop(next(iter(self.plans)), None)
             return plan
 
 
-def _modes() -> tuple[Any, ...]:
-    """Process- and thread-wide modes that change what a graph computes."""
-    autocast = ()
-    if torch._C._is_any_autocast_enabled():
-        autocast = tuple(
-            (kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda", "xla") if torch.is_autocast_enabled(kind)
-        )
-    return (
-        torch.is_grad_enabled(),
-        torch.get_default_dtype(),
-        _compat.float32_matmul_precision(),
-        jax.config.jax_default_matmul_precision,
-        autocast,
-    )
-
-
-def _overlaps(args: Sequence[Any]) -> tuple[int, ...] | None:
-    """Which tensors share a storage: None if none do, else for each tensor the first one on its storage."""
-    storages = [a.untyped_storage()._cdata for a in args if isinstance(a, torch.Tensor)]
-    if len(set(storages)) == len(storages):
-        return None
-    return tuple(storages.index(storage) for storage in storages)
-
-
 def _overlaps_on_xla(plan: Plan, args: Sequence[Any]) -> bool:
     """Whether a written input shares memory with another on xla, where strides do not say which part of it a view shows."""
-    if plan.device != "xla" or _overlaps(args) is None:
+    if plan.device != "xla" or overlaps(args) is None:
         return False
     storages = [a.untyped_storage()._cdata if isinstance(a, torch.Tensor) else None for a in args]
     return any(storages.count(storages[write_back.input]) > 1 for write_back in plan.write_backs)

@@ -22,8 +22,9 @@ ARROWS = {
     "_compat": {"errors"},
     "fx_passes": {"errors", "options", "ir"},
     "jax_bridge": {"errors", "options", "counters", "ir", "_compat"},
-    "specialize": {"errors", "options", "counters", "ir", "_compat", "fx_passes", "jax_bridge"},
-    "backend": {"errors", "options", "counters", "ir", "_compat", "fx_passes", "jax_bridge", "specialize"},
+    "signature": {"_compat"},
+    "specialize": {"errors", "options", "counters", "ir", "fx_passes", "jax_bridge", "signature"},
+    "backend": {"errors", "options", "counters", "ir", "fx_passes", "jax_bridge", "specialize"},
 }
 
 

@@ -1,0 +1,82 @@
+"""What a call's plan depends on: the metadata of its arguments and the modes it runs in.
+
+`signature` names it in full, to find a plan among many. `Guard` asks one thing, whether a call is like the one before, and
+asks it of all tensors at once: 900 parameters take 0.03 ms where their signature takes 0.5 ms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import torch
+
+from pure_backend import _compat
+
+
+def signature(args: Sequence[Any], overlaps_count: bool) -> tuple[Any, ...]:
+    """Everything about a call that its plan depends on.
+
+    Args:
+        args: The arguments.
+        overlaps_count: Whether it matters which of them share memory.
+
+    Raises:
+        RuntimeError: A sparse tensor, which has no strides.
+    """
+    seen = [
+        (a.shape, a.stride(), a.dtype, a.requires_grad, a.device) if isinstance(a, torch.Tensor) else (type(a), a) for a in args
+    ]
+    return (*seen, *_modes(), overlaps(args) if overlaps_count else None)
+
+
+class Guard:
+    """Accepts calls whose signature is that of the call it was made of; it may refuse one that is."""
+
+    def __init__(self, args: Sequence[Any], overlaps_count: bool) -> None:
+        tensors = [a for a in args if isinstance(a, torch.Tensor)]
+        self._check = _compat.tensor_check(tensors)
+        self._others = tuple(i for i, a in enumerate(args) if not isinstance(a, torch.Tensor))
+        self._tensors = tuple(i for i, a in enumerate(args) if isinstance(a, torch.Tensor))
+        self._values = self._read(args)
+        self._modes = _modes()
+        self._overlaps_count = overlaps_count
+        self._overlaps = overlaps(args) if overlaps_count else None
+
+    def __call__(self, args: Sequence[Any]) -> bool:
+        """Whether the arguments and modes are as they were."""
+        tensors = [args[i] for i in self._tensors] if self._others else args
+        return (
+            self._check(*tensors)
+            and _modes() == self._modes
+            and (not self._others or self._read(args) == self._values)
+            and (not self._overlaps_count or overlaps(args) == self._overlaps)
+        )
+
+    def _read(self, args: Sequence[Any]) -> list[tuple[type, Any]]:
+        return [(type(args[i]), args[i]) for i in self._others]
+
+
+def overlaps(args: Sequence[Any]) -> tuple[int, ...] | None:
+    """Which tensors share a storage: None if none do, else for each tensor the first one on its storage."""
+    storages = [a.untyped_storage()._cdata for a in args if isinstance(a, torch.Tensor)]
+    if len(set(storages)) == len(storages):
+        return None
+    return tuple(storages.index(storage) for storage in storages)
+
+
+def _modes() -> tuple[Any, ...]:
+    """Process- and thread-wide modes that change what a graph computes."""
+    autocast = ()
+    if torch._C._is_any_autocast_enabled():
+        autocast = tuple(
+            (kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda", "xla") if torch.is_autocast_enabled(kind)
+        )
+    return (
+        torch.is_grad_enabled(),
+        torch.get_default_dtype(),
+        _compat.float32_matmul_precision(),
+        jax.config.jax_default_matmul_precision,
+        autocast,
+    )
