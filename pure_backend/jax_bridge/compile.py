@@ -10,9 +10,10 @@ import torch
 from torch import fx
 
 from pure_backend import _compat, counters
+from pure_backend.ir.canonical import graph_key
 from pure_backend.ir.facts import facts
 from pure_backend.jax_bridge.avals import is_differentiable, to_aval
-from pure_backend.jax_bridge.cache import ProgramCache, graph_key
+from pure_backend.jax_bridge.cache import ProgramCache
 from pure_backend.jax_bridge.program import Program
 from pure_backend.jax_bridge.runtimes import made_runtimes, runtime_for
 from pure_backend.jax_bridge.trace import trace

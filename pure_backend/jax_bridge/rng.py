@@ -35,3 +35,11 @@ class KeyStream:
         """A key that no other operator of the trace has."""
         self.used += 1
         return jax.random.fold_in(self._key, self.used)
+
+    def data_for_body(self) -> jax.Array:
+        """Key data for a nested body that is traced on its own: a stream of its own, which no operator out here shares."""
+        return jax.random.key_data(jax.random.fold_in(self._key, self.used + 1))
+
+    def note_body(self, body: KeyStream) -> None:
+        """Count the body that was given `data_for_body`, if it drew a key."""
+        self.used += body.used > 0

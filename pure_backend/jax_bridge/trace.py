@@ -65,8 +65,14 @@ def tracing():
 class Walker:
     """Evaluates graphs of values on JAX arrays within one trace."""
 
-    def __init__(self, keys: KeyStream) -> None:
+    def __init__(self, keys: KeyStream, shared: dict[Any, Any] | None = None) -> None:
         self.keys = keys
+        self.shared = {} if shared is None else shared
+
+    def body(self, gm: fx.GraphModule, arrays: Sequence[Any], keys: KeyStream | None = None) -> list[Any]:
+        """The outputs of a nested graph; with `keys` of its own where it is traced as a function of its own."""
+        walker = self if keys is None else Walker(keys, self.shared)
+        return walker.run(gm, arrays)
 
     def run(self, gm: fx.GraphModule, arrays: Sequence[Any]) -> list[Any]:
         """The outputs of a graph, one a leaf, for the values of its tensor placeholders."""
@@ -137,7 +143,7 @@ class Walker:
 
     def site(self, node: fx.Node, out: Any, args: Any, writes: tuple[int, ...] = ()) -> lowerings.Site:
         fakes = fx.map_arg(args, lambda n: facts(n).value)
-        return lowerings.Site(node, out, fakes, self.keys, self.run, writes, facts(node).bodies)
+        return lowerings.Site(node, out, fakes, self.keys, self.body, writes, facts(node).bodies, self.shared)
 
     def decomposed(self, node: fx.Node, op: Any, args: tuple, fx_args: tuple, writes: tuple[int, ...]) -> list[Any]:
         """The results of an operator through torchax's table or torch's decomposition."""

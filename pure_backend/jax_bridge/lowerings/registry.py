@@ -38,9 +38,10 @@ class Site:
         out: Torch's own result on fake tensors: its shapes and dtypes are what the lowering has to give.
         args: The node's positional arguments with fake tensors.
         keys: Keys for random operators.
-        body: Traces a nested graph: `body(gm, *arrays) -> arrays`.
+        body: Traces a nested graph: `body(gm, arrays, keys=None) -> arrays`.
         writes: For a writing function, the flat tensor arguments that it writes.
         bodies: For a higher-order operator, its bodies as functions of values.
+        shared: What the lowerings of one trace share, by content: functions that are traced once.
     """
 
     node: fx.Node
@@ -50,6 +51,7 @@ class Site:
     body: Callable[..., Any]
     writes: tuple[int, ...] = ()
     bodies: tuple[fx.GraphModule, ...] = ()
+    shared: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def dtype(self) -> Any:

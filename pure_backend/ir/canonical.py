@@ -1,0 +1,95 @@
+"""A graph as text that two equal graphs share: targets, constants and topology; no names, no module paths."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+from torch import fx
+
+from pure_backend.ir.describe import describe_tensor
+from pure_backend.ir.facts import facts
+from pure_backend.ir.functional_ops import Functionalized
+from pure_backend.ir.geometry import Geometry
+from pure_backend.ir.region import Region
+
+
+def graph_key(gm: fx.GraphModule) -> tuple[str, tuple[Any, ...]]:
+    """A graph's canonical text, and the objects that it refers to by number."""
+    objects: list[Any] = []
+    lines: list[str] = []
+    _write_graph(gm, lines, objects)
+    return "\n".join(lines), tuple(objects)
+
+
+def _write_graph(gm: fx.GraphModule, lines: list[str], objects: list[Any]) -> None:
+    number: dict[fx.Node, int] = {}
+    for node in gm.graph.nodes:
+        number[node] = len(number)
+        known = node.meta.get("facts")
+        args = _text((node.args, node.kwargs), number, objects)
+        line = f"%{number[node]} = {node.op} {_target(node, gm, objects)} {args}"
+        if node.op == "placeholder":
+            line += f" {_value(known.value)}"
+        elif known is not None:
+            line += f" grad={known.grad} autocast={known.autocast}"
+        lines.append(line)
+        for body in known.bodies if known is not None else ():
+            lines.append("{")
+            _write_graph(body, lines, objects)
+            lines.append("}")
+
+
+def _target(node: fx.Node, gm: fx.GraphModule, objects: list[Any]) -> str:
+    if node.op in ("placeholder", "output"):
+        return ""
+    if node.op == "get_attr":
+        return _named(getattr(gm, str(node.target)), objects) if not facts(node).bodies else ""
+    return str(node.target) if isinstance(node.target, str) else _named(node.target, objects)
+
+
+def _named(target: Any, objects: list[Any]) -> str:
+    """A name that means this object in every process, or a number among `objects`."""
+    if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator)):
+        return f"op:{target}"
+    if isinstance(target, Functionalized):
+        op = target.op if isinstance(target.op, str) else _named(target.op, objects)
+        return f"functionalized:{op}:{target.writes}"
+    if isinstance(target, Region):
+        return "region"  # its body follows the node
+    module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
+    if module and name:
+        found: Any = importlib.import_module(module) if module != "__main__" else None
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if found is target:
+            return f"{module}.{name}"
+    if isinstance(target, fx.GraphModule):
+        return "body"
+    objects.append(target)
+    return f"object:{len(objects) - 1}"
+
+
+def _text(value: Any, number: dict[fx.Node, int], objects: list[Any]) -> str:
+    if isinstance(value, fx.Node):
+        return f"%{number[value]}"
+    if isinstance(value, Geometry):
+        return repr(tuple(value))
+    if isinstance(value, (tuple, list)):
+        return "(" + ", ".join(_text(v, number, objects) for v in value) + ")"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k}: {_text(v, number, objects)}" for k, v in value.items()) + "}"
+    if isinstance(value, slice):
+        return "slice" + _text((value.start, value.stop, value.step), number, objects)
+    if value is None or isinstance(value, (bool, int, float, complex, str, type(Ellipsis))):
+        return f"{type(value).__name__}:{value!r}"
+    if isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format)):
+        return str(value)
+    return _named(value, objects)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{describe_tensor(value)} {tuple(value.stride())} {value.requires_grad}"
+    return f"{type(value).__name__}:{value!r}"
