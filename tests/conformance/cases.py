@@ -1,0 +1,101 @@
+"""Which cases there are: an operator, a dtype, a memory layout, the number of a sample."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.opinfo.core import OpInfo, SampleInput
+
+DTYPES = (torch.float32, torch.int64, torch.bfloat16, torch.complex64)
+LAYOUTS = ("contiguous", "strided")
+SAMPLE_SEED = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One sample of one operator.
+
+    Attributes:
+        op: Its name in the database, with the variant.
+        dtype: Dtype of the sample.
+        layout: "contiguous" as sampled, or "strided": every tensor with gaps between its elements.
+        number: Which sample.
+        inplace: Whether the in-place method is called instead.
+        dynamo: Whether Dynamo makes the graph; else it is one node.
+    """
+
+    op: str
+    dtype: torch.dtype
+    layout: str = "contiguous"
+    number: int = 0
+    inplace: bool = False
+    dynamo: bool = False
+
+    def __str__(self) -> str:
+        marks = [name for name in ("inplace", "dynamo") if getattr(self, name)]
+        return "-".join([self.op, dtype_name(self.dtype), self.layout, str(self.number), *marks])
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`float32` for `torch.float32`."""
+    return str(dtype).removeprefix("torch.")
+
+
+@functools.cache
+def entries() -> dict[str, OpInfo]:
+    """The database by name."""
+    return {entry.formatted_name: entry for entry in op_db}
+
+
+def supports(entry: OpInfo, dtype: torch.dtype) -> bool:
+    """Whether eager torch has the operator for a dtype on the CPU."""
+    return dtype in entry.supported_dtypes("cpu")
+
+
+def needs_grad(entry: OpInfo, dtype: torch.dtype) -> bool:
+    """Whether eager torch has the operator's gradient for a dtype on the CPU."""
+    return entry.supports_autograd and dtype in entry.supported_backward_dtypes("cpu")
+
+
+def samples(entry: OpInfo, dtype: torch.dtype, *, grad: bool) -> Iterator[SampleInput]:
+    """Torch's samples, the same ones each time; torch itself cannot make some of them on every version."""
+    torch.manual_seed(SAMPLE_SEED)
+    return entry.sample_inputs("cpu", dtype, requires_grad=grad)
+
+
+def cases(entry: OpInfo, dtype: torch.dtype, limit: int) -> Iterator[tuple[Case, SampleInput]]:
+    """The first `limit` samples of an operator, each in both layouts, and the first one in place and through Dynamo."""
+    grad = needs_grad(entry, dtype)
+    name = entry.formatted_name
+    for number, sample in enumerate(itertools.islice(samples(entry, dtype, grad=grad), limit)):
+        yield Case(name, dtype, "contiguous", number), sample
+        yield Case(name, dtype, "strided", number), strided(sample)
+        if number == 0:
+            yield Case(name, dtype, dynamo=True), sample
+            if entry.inplace_variant is not None:
+                yield Case(name, dtype, inplace=True), sample
+
+
+def sample_of(case: Case) -> SampleInput:
+    """The sample of a case."""
+    entry = entries()[case.op]
+    made = samples(entry, case.dtype, grad=needs_grad(entry, case.dtype))
+    sample = next(itertools.islice(made, case.number, None))
+    return strided(sample) if case.layout == "strided" else sample
+
+
+def strided(sample: SampleInput) -> SampleInput:
+    """The same values, every tensor with gaps between its elements."""
+    return sample.noncontiguous()
+
+
+def function_of(case: Case) -> Any:
+    """The function that a case calls."""
+    entry = entries()[case.op]
+    return entry.inplace_variant if case.inplace else entry.op

@@ -1,0 +1,118 @@
+"""One case from end to end."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import warnings
+
+import torch
+from torch.testing._internal.opinfo.core import SampleInput
+from torch.utils import _pytree as pytree
+
+import pure_backend
+from pure_backend.errors import UnsupportedOperatorError
+
+from .cases import Case, entries, function_of, sample_of
+from .compare import difference
+from .graphs import Call, call_of, is_torch_function, through_backend, through_dynamo, twins
+from .latitude import Latitude, latitude
+from .observe import Observed, observe
+
+_WIDER = {
+    torch.float32: torch.float64,
+    torch.complex64: torch.complex128,
+    torch.bfloat16: torch.float64,
+    torch.float16: torch.float64,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What became of a case.
+
+    Attributes:
+        case: The case.
+        kind: "compiled": equal to eager; "eager": left to eager, for a reason; "wrong"; "raised"; "skipped": eager raises.
+        detail: The reason, the difference or the error.
+    """
+
+    case: Case
+    kind: str
+    detail: str = ""
+
+
+def run(case: Case, sample: SampleInput | None = None) -> Outcome:
+    """Run a case on both sides."""
+    sample = sample_of(case) if sample is None else sample
+    call = call_of(function_of(case), _without_grad(sample) if case.inplace else sample)
+    free = latitude(case.op, sample)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the operators' own; both sides give them
+        want = _eager(call, free)
+        if want is None:
+            return Outcome(case, "skipped", "eager raises")
+        return _against(case, call, free, want)
+
+
+def _without_grad(sample: SampleInput) -> SampleInput:
+    """Leaves that require grad cannot be written in place."""
+    return sample.transform(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf)
+
+
+def _eager(call: Call, free: Latitude) -> Observed | None:
+    """Eager's side; without gradients where it has none for this sample; None where it raises."""
+    for grad in (True, False):
+        try:
+            return observe(call, twins(call.tensors), free, grad)
+        except Exception:  # whatever torch raises, it is no oracle here
+            continue
+    return None
+
+
+def _against(case: Case, call: Call, free: Latitude, want: Observed) -> Outcome:
+    spec = pytree.tree_structure(want.result)
+    dynamo = case.dynamo or not is_torch_function(call.op)
+    run_compiled = through_dynamo(call) if dynamo else through_backend(call, want.result)
+
+    def compiled(*tensors):
+        return pytree.tree_unflatten(run_compiled(*tensors), spec)
+
+    try:
+        got = observe(compiled, twins(call.tensors), free, grad=bool(want.grads))
+    except Exception as error:
+        return _failed(case, error)
+    text = difference(entries()[case.op], want, got, lambda: _in_double(call, free))
+    return Outcome(case, "compiled") if text is None else Outcome(case, "wrong", text)
+
+
+def _failed(case: Case, error: Exception) -> Outcome:
+    """The outcome of a case whose compiled side raised."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, UnsupportedOperatorError):
+            return Outcome(case, "eager", reason(str(cause)))
+        cause = cause.__cause__
+    return Outcome(case, "raised", f"{type(error).__name__}: {str(error)[:600]}")
+
+
+def reason(text: str) -> str:
+    """An error without the shapes and the place in the program, so that equal reasons are one."""
+    lines = text.splitlines()
+    line = next((line for line in lines if line.startswith("needs the values")), lines[0])
+    return re.sub(r"\(.*| of shape.*", "", line).replace("argument 't0'", "an argument").strip(" ,")
+
+
+def _in_double(call: Call, free: Latitude) -> Observed | None:
+    """Eager's side in double precision, for operators that take their dtype from their tensors."""
+    wide = [t.detach().to(_WIDER.get(t.dtype, t.dtype)).requires_grad_(t.requires_grad) for t in call.tensors]
+    try:
+        return observe(call, wide, free)
+    except Exception:  # not every operator has double precision
+        return None
+
+
+def forget() -> None:
+    """Drop what was compiled, so that memory does not grow with the number of cases."""
+    torch._dynamo.reset()
+    pure_backend.clear_caches()
