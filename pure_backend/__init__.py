@@ -16,6 +16,8 @@ from pure_backend.errors import EnvironmentMismatchError as EnvironmentMismatchE
 from pure_backend.errors import LoweringError as LoweringError
 from pure_backend.errors import PureBackendError as PureBackendError
 from pure_backend.errors import UnsupportedOperatorError as UnsupportedOperatorError
+from pure_backend.inspect.profiling import make_xla_traces_traceable as make_xla_traces_traceable
+from pure_backend.inspect.profiling import scope as scope
 from pure_backend.options import Options as Options
 
 __version__ = "0.1.0"

@@ -211,3 +211,32 @@ def without_frames() -> Iterator[None]:
         yield
     finally:
         holder.context = before
+
+
+@contextlib.contextmanager
+def source_line(frame: tuple[str, int, str] | None) -> Iterator[None]:
+    """Let what is traced inside name this file, line and function as its source; nothing changes for None."""
+    if frame is None:
+        yield
+        return
+    from jax._src import source_info_util
+
+    holder = source_info_util._source_info_context
+    before = holder.context
+    holder.context = before.replace(traceback=_traceback_at(*frame))
+    try:
+        yield
+    finally:
+        holder.context = before
+
+
+@functools.lru_cache(maxsize=4096)
+def _traceback_at(file: str, line: int, function: str) -> Any:
+    """A JAX traceback that shows one line of a file and keeps none of the caller's code alive."""
+    from jax._src.lib import xla_client
+
+    code = compile("traceback = get_traceback()", file, "exec")
+    code = code.replace(co_firstlineno=line, co_name=function, co_qualname=function)
+    scope = {"get_traceback": xla_client.Traceback.get_traceback}
+    in_bare_thread(lambda: exec(code, scope))
+    return scope["traceback"]

@@ -22,6 +22,7 @@ ARROWS = {
     "_compat": {"errors"},
     "fx_passes": {"errors", "options", "ir"},
     "jax_bridge": {"errors", "options", "counters", "ir", "_compat"},
+    "inspect": {"errors", "ir", "_compat"},
     "signature": {"_compat"},
     "specialize": {"errors", "options", "counters", "ir", "fx_passes", "jax_bridge", "signature"},
     "backend": {"errors", "options", "counters", "ir", "fx_passes", "jax_bridge", "specialize"},

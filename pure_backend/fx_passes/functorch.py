@@ -44,7 +44,7 @@ def _replace(gm: fx.GraphModule, stretch: list[fx.Node]) -> None:
     graph.output(tuple(env[node] for node in outputs))
     with gm.graph.inserting_after(stretch[-1]):
         region = gm.graph.call_function(Region(fx.GraphModule(gm, graph)), tuple(inputs))
-    region.meta.update({k: v for k, v in stretch[0].meta.items() if k in ("stack_trace", "nn_module_stack")})
+    region.meta.update({k: v for k, v in stretch[0].meta.items() if k in ("stack_trace", "nn_module_stack", "scopes")})
     for position, node in reversed(list(enumerate(outputs))):
         with gm.graph.inserting_after(region):
             result = gm.graph.call_function(operator.getitem, (region, position))

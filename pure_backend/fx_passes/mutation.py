@@ -222,7 +222,7 @@ class _Pass:
     def emit(self, target: Any, args: tuple, source: fx.Node, value: Any) -> fx.Node:
         """A new node that stands where `source` stood."""
         node = self.graph.call_function(target, args)
-        node.meta.update({k: v for k, v in source.meta.items() if k in ("stack_trace", "nn_module_stack")})
+        node.meta.update({k: v for k, v in source.meta.items() if k in ("stack_trace", "nn_module_stack", "scopes")})
         geometry = Geometry.of(value) if isinstance(value, torch.Tensor) else None
         node.meta["facts"] = dataclasses.replace(facts(source), value=value, geometry=geometry, writes=())
         return node

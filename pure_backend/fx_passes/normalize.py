@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from pure_backend.fx_passes.functorch import group_regions
+from pure_backend.fx_passes.scopes import name_scopes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +55,7 @@ def normalize(gm: fx.GraphModule) -> Normalized:
         mapping[node] = graph.node_copy(node, mapping.__getitem__)
     _placeholders_first(graph)
     copy = fx.GraphModule(gm, graph)
+    name_scopes(copy)
     group_regions(copy)
     copy.graph.lint()
     return Normalized(copy, tuple(owners))

@@ -3,3 +3,5 @@
 from pure_backend.inspect.environment import Environment as Environment
 from pure_backend.inspect.environment import Problem as Problem
 from pure_backend.inspect.environment import report_environment as report_environment
+from pure_backend.inspect.profiling import make_xla_traces_traceable as make_xla_traces_traceable
+from pure_backend.inspect.profiling import scope as scope

@@ -7,8 +7,7 @@ into ATen operators that are lowered in the same way. What is left raises `Unsup
 from __future__ import annotations
 
 import contextlib
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -23,6 +22,7 @@ from pure_backend.errors import LoweringError, UnsupportedOperatorError
 from pure_backend.ir import functional_ops
 from pure_backend.ir.describe import describe_node, describe_tensor
 from pure_backend.ir.facts import facts, reads_input_scalar
+from pure_backend.ir.source import user_frame
 from pure_backend.jax_bridge import lowerings
 from pure_backend.jax_bridge.avals import to_jax_dtype
 from pure_backend.jax_bridge.decompose import decompose, distinct, torch_decomposition
@@ -68,6 +68,7 @@ class Walker:
     def __init__(self, keys: KeyStream, shared: dict[Any, Any] | None = None) -> None:
         self.keys = keys
         self.shared = {} if shared is None else shared
+        self.path: tuple[str, ...] = ()
 
     def body(self, gm: fx.GraphModule, arrays: Sequence[Any], keys: KeyStream | None = None) -> list[Any]:
         """The outputs of a nested graph; with `keys` of its own where it is traced as a function of its own."""
@@ -86,9 +87,23 @@ class Walker:
             elif node.op == "get_attr":
                 env[node] = self.constant(gm, node)
             else:
-                with _scope(node):
+                with self.scope(node):
                     env[node] = self.node(node, env)
         raise LoweringError("the graph has no output node")
+
+    @contextlib.contextmanager
+    def scope(self, node: fx.Node) -> Iterator[None]:
+        """The scope path and source line of a node, so that HLO metadata carries them in forward and backward."""
+        outer, names = self.path, node.meta.get("scopes", ())
+        opened = names[len(outer) :] if names[: len(outer)] == outer else names  # a body's nodes repeat their owner's path
+        self.path = names or outer
+        try:
+            with _compat.source_line(user_frame(node)), contextlib.ExitStack() as stack:
+                for name in opened:
+                    stack.enter_context(jax.named_scope(name))
+                yield
+        finally:
+            self.path = outer
 
     def constant(self, gm: fx.GraphModule, node: fx.Node) -> Any:
         value = getattr(gm, node.target)
@@ -251,14 +266,3 @@ def _check_progress(node: fx.Node, gm: fx.GraphModule, op: Any) -> None:
     calls = [n for n in gm.graph.nodes if n.op == "call_function" and isinstance(n.target, torch._ops.OpOverload)]
     if isinstance(op, _Opaque) and len(calls) == 1 and calls[0].target is node.target:
         raise UnsupportedOperatorError(f"no JAX lowering for {describe_node(node)}")
-
-
-def _scope(node: fx.Node):
-    """The module path of a node as a profiler scope, so that HLO op names carry it in forward and backward."""
-    stack = node.meta.get("nn_module_stack")
-    if not stack:
-        return contextlib.nullcontext()
-    path = next(reversed(stack.values()))[0]
-    path = re.sub(r"\[['\"]?([^'\"\]]*)['\"]?\]", r".\1", path).removeprefix("L.self").removeprefix(".")
-    path = re.sub(r"_(modules|parameters|buffers)\.", "", path)
-    return jax.named_scope(path.replace(".", "/")) if path else contextlib.nullcontext()
