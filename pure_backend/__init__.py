@@ -13,9 +13,11 @@ from pure_backend.counters import reset_statistics as reset_statistics
 from pure_backend.counters import statistics as statistics
 from pure_backend.errors import DeviceError as DeviceError
 from pure_backend.errors import EnvironmentMismatchError as EnvironmentMismatchError
+from pure_backend.errors import ImpureGraphError as ImpureGraphError
 from pure_backend.errors import LoweringError as LoweringError
 from pure_backend.errors import PureBackendError as PureBackendError
 from pure_backend.errors import UnsupportedOperatorError as UnsupportedOperatorError
+from pure_backend.fx_passes.effects import impure as impure
 from pure_backend.inspect.profiling import make_xla_traces_traceable as make_xla_traces_traceable
 from pure_backend.inspect.profiling import scope as scope
 from pure_backend.options import Options as Options

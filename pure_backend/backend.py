@@ -2,7 +2,10 @@
 
 Dynamo's graph at the torch-function level is copied with its attributes as inputs (`normalize`). A call with new shapes,
 dtypes, modes or overlaps then is specialised: run on fake tensors (`propagate`), freed of writes and views (`functionalize`),
-traced, differentiated and lowered through JAX (`compile_graph`), and kept. A call seen before goes straight to its executable.
+traced, differentiated and lowered through JAX (`plan_call`), and kept. A call seen before goes straight to its executable.
+
+Where one of these finds nodes that cannot be in a program, the graph is cut (`partition`): its pure partitions go through the
+same passes, the other nodes run in eager between them.
 """
 
 from __future__ import annotations
@@ -13,13 +16,18 @@ from typing import Any
 from torch import fx
 
 from pure_backend import counters
+from pure_backend.errors import ImpureGraphError
 from pure_backend.fx_passes.inputs import check_inputs, fake_inputs
 from pure_backend.fx_passes.mutation import functionalize
-from pure_backend.fx_passes.normalize import normalize
+from pure_backend.fx_passes.normalize import Normalized, normalize
+from pure_backend.fx_passes.partition import partition
 from pure_backend.fx_passes.propagate import propagate
 from pure_backend.fx_passes.reach import gradient_reach
+from pure_backend.ir.impurity import Impurity
+from pure_backend.jax_bridge.lowerings.registry import has_lowering
 from pure_backend.options import Options
 from pure_backend.specialize import Plan, Specializations, plan_call
+from pure_backend.staged import Staged
 
 
 def assume_pure(
@@ -48,20 +56,33 @@ def assume_pure(
     chosen = Options.of(options)
     with counters.stage("normalize"):
         normalized = normalize(gm)
-
-    def specialize(args: Sequence[Any]) -> Plan:
-        device = check_inputs(normalized.gm, args)
-        fake_mode, fakes = fake_inputs(args)
-        with counters.stage("propagate"):
-            reach = gradient_reach(fakes)
-            propagate(normalized.gm, fakes, fake_mode)
-        with counters.stage("mutation"):
-            functional = functionalize(normalized.gm)
-        return plan_call(functional, reach, device, chosen)
-
-    specializations = Specializations(normalized, specialize, chosen.max_specializations)
+    specializations = compiled_graph(normalized, chosen)
 
     def call(*args: Any) -> Any:
         return specializations(*args)
 
     return call
+
+
+def compiled_graph(normalized: Normalized, options: Options) -> Specializations:
+    """A graph, or a pure partition of one, that is compiled when it is called."""
+    gm = normalized.gm
+
+    def specialize(args: Sequence[Any]) -> Plan:
+        device = check_inputs(gm, args)
+        fake_mode, fakes = fake_inputs(gm, args)
+        with counters.stage("propagate"):
+            reach = gradient_reach(fakes)
+            impurities = propagate(gm, fakes, fake_mode, has_lowering)
+        if impurities:
+            raise ImpureGraphError(impurities)
+        with counters.stage("mutation"):
+            functional = functionalize(gm)
+        return plan_call(functional, reach, device, options)
+
+    def cut(impurities: Sequence[Impurity]) -> Staged:
+        with counters.stage("partition"):
+            stages, grad_after = partition(gm, [impurity.node for impurity in impurities], options.min_partition_size)
+        return Staged(gm, stages, grad_after, impurities, lambda part: compiled_graph(Normalized(part, ()), options))
+
+    return Specializations(normalized, specialize, cut, options)

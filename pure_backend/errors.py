@@ -5,6 +5,9 @@ A mistake in a call of ours is a `TypeError` or `ValueError`; whatever the compi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 
 class PureBackendError(RuntimeError):
     """Root of the errors of the compiler."""
@@ -15,6 +18,19 @@ class UnsupportedOperatorError(PureBackendError):
 
     The message names the operator, the shapes and dtypes it was given and the user's source line.
     """
+
+
+class ImpureGraphError(PureBackendError):
+    """A graph has nodes that cannot be part of a program, and eager is not allowed (`options={"on_impure": "error"}`).
+
+    Attributes:
+        impurities: The `Impurity` of each such node.
+    """
+
+    def __init__(self, impurities: Sequence[Any]) -> None:
+        self.impurities = tuple(impurities)
+        listed = "".join(f"\n- {impurity}\n  {impurity.advice}" for impurity in self.impurities)
+        super().__init__(f"a graph has {len(self.impurities)} impure node(s):{listed}")
 
 
 class DeviceError(PureBackendError):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 _REMAT = ("auto", "none", "full")
+_ON_IMPURE = ("eager", "error")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,6 +20,10 @@ class Options:
             keeps only the inputs; a callable is used as a `jax.checkpoint` policy.
         max_specializations: How many sets of shapes, dtypes and modes one compiled graph keeps before the least
             recently used one is dropped.
+        on_impure: What happens to a graph with nodes that cannot be part of a program: `"eager"` runs those nodes in
+            eager between compiled partitions and logs the reasons once; `"error"` raises `ImpureGraphError` with them.
+        min_partition_size: A partition beside impure nodes that has fewer nodes than this runs in eager too: a call of a
+            program costs as much as several small operators.
 
     Example:
         >>> torch.compile(model, backend="assume_pure", options={"remat": "full"})  # doctest: +SKIP
@@ -26,12 +31,18 @@ class Options:
 
     remat: str | Callable[..., Any] = "auto"
     max_specializations: int = 64
+    on_impure: str = "eager"
+    min_partition_size: int = 4
 
     def __post_init__(self) -> None:
         if not callable(self.remat) and self.remat not in _REMAT:
             raise ValueError(f"option 'remat' must be a callable or one of {_REMAT}, got {self.remat!r}")
-        if not isinstance(self.max_specializations, int) or self.max_specializations < 1:
-            raise ValueError(f"option 'max_specializations' must be a positive int, got {self.max_specializations!r}")
+        if self.on_impure not in _ON_IMPURE:
+            raise ValueError(f"option 'on_impure' must be one of {_ON_IMPURE}, got {self.on_impure!r}")
+        for name in ("max_specializations", "min_partition_size"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"option {name!r} must be a positive int, got {value!r}")
 
     @classmethod
     def of(cls, options: Options | Mapping[str, Any] | None) -> Options:

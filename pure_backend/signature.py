@@ -20,15 +20,19 @@ def signature(args: Sequence[Any], overlaps_count: bool) -> tuple[Any, ...]:
 
     Args:
         args: The arguments.
-        overlaps_count: Whether it matters which of them share memory.
-
-    Raises:
-        RuntimeError: A sparse tensor, which has no strides.
-    """
-    seen = [
-        (a.shape, a.stride(), a.dtype, a.requires_grad, a.device) if isinstance(a, torch.Tensor) else (type(a), a) for a in args
-    ]
+        overlaps_count: Whether it matters which of them share memory."""
+    seen = [_seen(a) if isinstance(a, torch.Tensor) else (type(a), a) for a in args]
     return (*seen, *_modes(), overlaps(args) if overlaps_count else None)
+
+
+def _seen(tensor: torch.Tensor) -> tuple[Any, ...]:
+    place = (tensor.shape, tensor.stride()) if has_strides(tensor) else (tensor.layout, tensor.is_nested)
+    return (*place, tensor.dtype, tensor.requires_grad, tensor.device)
+
+
+def has_strides(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is dense: sparse and nested ones have no strides, and run in eager whatever their shapes are."""
+    return tensor.layout is torch.strided and not tensor.is_nested
 
 
 class Guard:

@@ -11,16 +11,18 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from pure_backend.errors import ImpureGraphError, UnsupportedOperatorError
 from pure_backend.fx_passes.functional import Alias, Constant, Functional, Value, WriteBack
-from pure_backend.fx_passes.inputs import check_inputs
 from pure_backend.fx_passes.normalize import Normalized
 from pure_backend.ir.facts import facts
+from pure_backend.ir.impurity import Impurity
 from pure_backend.jax_bridge.autograd import call_program
 from pure_backend.jax_bridge.compile import compile_graph
 from pure_backend.jax_bridge.program import Program
 from pure_backend.jax_bridge.rng import NO_KEY, draw_key
 from pure_backend.options import Options
-from pure_backend.signature import Guard, overlaps, signature
+from pure_backend.signature import Guard, has_strides, overlaps, signature
+from pure_backend.staged import EagerStage, Staged
 
 _logger = logging.getLogger("pure_backend")
 # torch_xla returns these as the signed type of their width.
@@ -80,13 +82,16 @@ class EagerPlan:
     write_backs = ()
 
     def __init__(self, gm: fx.GraphModule, reason: str) -> None:
-        self.gm = gm
+        self.run = EagerStage(gm)
         self.reason = reason
         _logger.warning("a compiled graph runs in eager: %s", reason)
 
     def __call__(self, args: Sequence[Any]) -> Any:
         """The original graph's outputs."""
-        return self.gm(*args)
+        return self.run(args)
+
+
+AnyPlan = Plan | Staged | EagerPlan
 
 
 def _leaf(output: Value | Constant | Alias, args: Sequence[Any], results: Sequence[torch.Tensor]) -> Any:
@@ -138,14 +143,25 @@ def plan_call(functional: Functional, reach: Callable[[torch.Tensor], frozenset[
 
 
 class Specializations:
-    """The plans of one graph by signature, the least recently used dropped first."""
+    """The plans of one graph by signature, the least recently used dropped first.
 
-    def __init__(self, normalized: Normalized, make: Callable[[Sequence[Any]], Plan], limit: int) -> None:
+    A graph that turned out to be impure for one signature is cut into stages for all later ones.
+    """
+
+    def __init__(
+        self,
+        normalized: Normalized,
+        make: Callable[[Sequence[Any]], Plan],
+        cut: Callable[[Sequence[Impurity]], Staged],
+        options: Options,
+    ) -> None:
         self.normalized = normalized
         self.make = make
-        self.limit = limit
-        self.plans: dict[Any, Plan | EagerPlan] = {}
-        self.latest: tuple[Guard, Plan | EagerPlan] | None = None
+        self.cut = cut
+        self.options = options
+        self.plans: dict[Any, AnyPlan] = {}
+        self.staged: Staged | None = None
+        self.latest: tuple[Guard, AnyPlan] | None = None
         self.writes = False
         self.lock = threading.RLock()
 
@@ -157,36 +173,51 @@ class Specializations:
             return latest[1](args)
         return self.find(args)(args)
 
-    def find(self, args: Sequence[Any]) -> Plan | EagerPlan:
+    def find(self, args: Sequence[Any]) -> AnyPlan:
         """The plan of a call unlike the one before."""
-        try:
-            seen = signature(args, self.writes)
-        except RuntimeError:  # a sparse tensor has no strides: specialize says which argument it is
-            return self.specialize(args)
+        seen = signature(args, self.writes)
         plan = self.plans.get(seen)
         if plan is None:
             plan = self.specialize(args)
         else:  # the most recently used comes last
             self.plans.pop(seen, None)
             self.plans[seen] = plan
-        self.latest = (Guard(args, self.writes), plan)
+        if all(has_strides(a) for a in args if isinstance(a, torch.Tensor)):
+            self.latest = (Guard(args, self.writes), plan)
         return plan
 
-    def specialize(self, args: Sequence[Any]) -> Plan | EagerPlan:
+    def specialize(self, args: Sequence[Any]) -> AnyPlan:
         """A new plan; one thread at a time, since the graph is annotated while it is made."""
         with self.lock:
-            check_inputs(self.normalized.gm, args)
             if (known := self.plans.get(signature(args, self.writes))) is not None:
                 return known
-            plan: Plan | EagerPlan = self.make(args)
+            plan = self.staged or self.new_plan(args)
             if plan.write_backs:
                 self.writes = True
                 if _overlaps_on_xla(plan, args):
                     plan = EagerPlan(self.normalized.gm, "it writes an xla tensor that shares memory with another input")
             self.plans[signature(args, self.writes)] = plan
-            while len(self.plans) > self.limit:
+            while len(self.plans) > self.options.max_specializations:
                 self.plans.pop(next(iter(self.plans)), None)
             return plan
+
+    def new_plan(self, args: Sequence[Any]) -> AnyPlan:
+        """A plan of the whole graph, or of its stages if it is impure.
+
+        Raises:
+            ImpureGraphError: It is impure and the user wants to know.
+        """
+        try:
+            return self.make(args)
+        except ImpureGraphError as error:
+            if self.options.on_impure == "error":
+                raise
+            self.staged = self.cut(error.impurities)
+            return self.staged
+        except UnsupportedOperatorError as error:
+            if self.options.on_impure == "error":
+                raise
+            return EagerPlan(self.normalized.gm, str(error))
 
 
 def _overlaps_on_xla(plan: Plan, args: Sequence[Any]) -> bool:

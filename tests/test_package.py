@@ -24,8 +24,9 @@ ARROWS = {
     "jax_bridge": {"errors", "options", "counters", "ir", "_compat"},
     "inspect": {"errors", "ir", "_compat"},
     "signature": {"_compat"},
-    "specialize": {"errors", "options", "counters", "ir", "fx_passes", "jax_bridge", "signature"},
-    "backend": {"errors", "options", "counters", "ir", "fx_passes", "jax_bridge", "specialize"},
+    "staged": {"ir", "fx_passes"},
+    "specialize": {"errors", "options", "counters", "ir", "fx_passes", "jax_bridge", "signature", "staged"},
+    "backend": {"errors", "options", "counters", "ir", "fx_passes", "jax_bridge", "specialize", "staged"},
 }
 
 

@@ -9,8 +9,9 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from pure_backend.errors import DeviceError, UnsupportedOperatorError
-from pure_backend.ir.describe import describe_tensor
+from pure_backend.errors import DeviceError
+from pure_backend.ir.describe import describe_tensor, unsuitable_tensor
+from pure_backend.ir.impurity import Unknown
 
 
 def check_inputs(gm: fx.GraphModule, args: Sequence[Any]) -> str:
@@ -18,17 +19,9 @@ def check_inputs(gm: fx.GraphModule, args: Sequence[Any]) -> str:
 
     Raises:
         DeviceError: Tensors lie on two devices; a CPU tensor of one element beside an accelerator is allowed, as in eager.
-        UnsupportedOperatorError: A sparse, quantized or nested tensor.
     """
     placeholders = gm.graph.find_nodes(op="placeholder", sort=True)
     tensors = [(p, a) for p, a in zip(placeholders, args, strict=True) if isinstance(a, torch.Tensor)]
-    for placeholder, tensor in tensors:
-        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
-            kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else str(tensor.layout)
-            raise UnsupportedOperatorError(
-                f"argument {argument_name(placeholder)!r} is a {kind} tensor of shape {tuple(tensor.shape)}: JAX programs "
-                "take dense tensors; convert it (.to_dense(), .dequantize()) or leave this part out of torch.compile"
-            )
     placed = [(p, t) for p, t in tensors if t.ndim or t.device.type != "cpu"]
     devices = {tensor.device for _, tensor in placed} or {tensor.device for _, tensor in tensors}
     if len(devices) > 1:
@@ -50,15 +43,23 @@ def argument_name(placeholder: fx.Node) -> str:
     return str(placeholder.target).removeprefix("L_").removesuffix("_")
 
 
-def fake_inputs(args: Sequence[Any]) -> tuple[FakeTensorMode, list[Any]]:
-    """Fake tensors of the arguments: same sizes, strides, shared storages and gradient flags, no memory."""
+def fake_inputs(gm: fx.GraphModule, args: Sequence[Any]) -> tuple[FakeTensorMode, list[Any]]:
+    """Fake tensors of the arguments: same sizes, strides, shared storages and gradient flags, no memory.
+
+    A tensor that no program can take (sparse, quantized, nested) becomes an `Unknown` that says so by the argument's name.
+    """
     mode = FakeTensorMode()
+    placeholders = gm.graph.find_nodes(op="placeholder", sort=True)
     with torch.inference_mode(False):
-        return mode, [_fake(arg, mode) if isinstance(arg, torch.Tensor) else arg for arg in args]
+        return mode, [_fake(node, arg, mode) for node, arg in zip(placeholders, args, strict=True)]
 
 
-def _fake(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
-    if not tensor.is_inference():
-        return mode.from_tensor(tensor, static_shapes=True)
+def _fake(placeholder: fx.Node, arg: Any, mode: FakeTensorMode) -> Any:
+    if not isinstance(arg, torch.Tensor):
+        return arg
+    if reason := unsuitable_tensor(arg):
+        return Unknown(f"argument {argument_name(placeholder)!r} is {reason}")
+    if not arg.is_inference():
+        return mode.from_tensor(arg, static_shapes=True)
     with mode:  # inference tensors have no versions, by which writes are found
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+        return torch.empty_strided(arg.shape, arg.stride(), dtype=arg.dtype, device=arg.device)

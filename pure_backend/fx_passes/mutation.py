@@ -20,13 +20,14 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from pure_backend.errors import UnsupportedOperatorError
+from pure_backend.errors import ImpureGraphError, UnsupportedOperatorError
 from pure_backend.fx_passes.functional import Alias, Constant, Functional, Value, WriteBack
 from pure_backend.fx_passes.replay import view_between, view_of_output
 from pure_backend.ir import functional_ops
-from pure_backend.ir.describe import source_line, tensor_leaves
+from pure_backend.ir.describe import tensor_leaves
 from pure_backend.ir.facts import facts, reads_input_scalar
 from pure_backend.ir.geometry import Geometry
+from pure_backend.ir.impurity import Impurity
 
 _DETACHING = ("detach", torch.Tensor.detach, torch.detach, torch._C._autograd._get_data_attr)
 
@@ -35,7 +36,8 @@ def functionalize(gm: fx.GraphModule) -> Functional:
     """Turn a propagated graph into a function of values.
 
     Raises:
-        UnsupportedOperatorError: A write that cannot be expressed, with the node's source line.
+        ImpureGraphError: A write of one node cannot be expressed.
+        UnsupportedOperatorError: The inputs that the graph writes overlap in a way that cannot be expressed.
     """
     return _Pass(gm).run()
 
@@ -84,14 +86,22 @@ class _Pass:
 
     def visit_all(self) -> None:
         for node in self.gm.graph.nodes:
-            if node.op != "output":
+            if node.op == "placeholder":
                 self.visit(node)
+            elif node.op != "output":
+                self.visit_or_refuse(node)
 
     def module(self, results: list[Any]) -> fx.GraphModule:
         """The new graph with these outputs."""
         self.graph.output(tuple(results)).meta["facts"] = facts(self.gm.graph.output_node())
         self.graph.eliminate_dead_code()
         return fx.GraphModule(self.gm, self.graph)
+
+    def visit_or_refuse(self, node: fx.Node) -> None:
+        try:
+            self.visit(node)
+        except UnsupportedOperatorError as error:
+            raise ImpureGraphError([Impurity.of(node, "no lowering", str(error))]) from error
 
     def visit(self, node: fx.Node) -> None:
         known = facts(node)
@@ -168,7 +178,7 @@ class _Pass:
     def restride(self, arg: fx.Node, geometry: Geometry) -> None:
         """From here on `arg` shows its memory in another way."""
         if arg.op == "placeholder":
-            raise UnsupportedOperatorError(f"the shape of an input is changed in place\n  at {source_line(arg)}")
+            raise UnsupportedOperatorError("the shape of an input is changed in place")
         self.geometries[arg] = geometry
         self.reads.pop(arg, None)
 

@@ -8,9 +8,8 @@ Dynamo's own time).
 
 from __future__ import annotations
 
-import contextlib
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -21,93 +20,128 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from pure_backend.errors import UnsupportedOperatorError
 from pure_backend.fx_passes import higher_order
+from pure_backend.fx_passes.effects import Lowerable, impurity, runs_on_fakes
 from pure_backend.fx_passes.functorch import propagate_region
-from pure_backend.ir.describe import describe_node
+from pure_backend.ir.describe import tensor_leaves, unsuitable_tensor
 from pure_backend.ir.facts import Facts, facts, reads_input_scalar
 from pure_backend.ir.geometry import Geometry
+from pure_backend.ir.impurity import Impurity, Unknown, unknowns
+from pure_backend.ir.modes import AUTOCAST_DEVICES, modes_kept
 from pure_backend.ir.region import Region
 
 _ENTER_INFERENCE = torch.autograd.grad_mode._enter_inference_mode
 _EXIT_INFERENCE = torch.autograd.grad_mode._exit_inference_mode
-_AUTOCAST_DEVICES = ("cpu", "cuda", "xla")
 _SAMPLE_SCALAR = 0.5
 
 
-def propagate(gm: fx.GraphModule, args: Sequence[Any], mode: FakeTensorMode) -> None:
+def propagate(gm: fx.GraphModule, args: Sequence[Any], mode: FakeTensorMode, lowerable: Lowerable) -> list[Impurity]:
     """Run a normalized graph on fake arguments and leave `Facts` in every node's meta.
 
     Args:
         gm: A graph that may be annotated.
-        args: One value a placeholder: fake tensors of `mode`, ints, floats, None.
+        args: One value a placeholder: fake tensors of `mode`, ints, floats, None, or `Unknown`.
         mode: The fake mode the tensors belong to.
+        lowerable: Whether an operator that is not torch's own has a JAX implementation.
+
+    Returns:
+        The impure nodes. If there are any, the values of some nodes are `Unknown`.
 
     Raises:
-        UnsupportedOperatorError: A node needs the values of its inputs (a host read).
-        Exception: Whatever eager would raise for the node on these shapes.
+        Exception: Whatever eager would raise for a node on these shapes.
     """
-    with _modes_kept(), mode:
-        _run_nodes(gm, args)
+    run = _Run(gm, lowerable)
+    grad = torch.is_grad_enabled()
+    # outside of inference mode, where what is made has versions and gradients
+    with modes_kept(), torch.inference_mode(False), torch.set_grad_enabled(grad), mode:
+        run.all(args)
+    return run.impurities
 
 
-def run_body(gm: fx.GraphModule, args: Sequence[Any]) -> tuple[fx.GraphModule, Any]:
-    """Propagate a private copy of a higher-order operator's body, inside a propagation that is under way."""
-    copy = fx.GraphModule(gm, fx.Graph())
-    copy.graph.output(copy.graph.graph_copy(gm.graph, {}))
-    _run_nodes(copy, args)
-    return copy, facts(copy.graph.output_node()).value
+class _Run:
+    """One run of a graph on fakes."""
 
+    def __init__(self, gm: fx.GraphModule, lowerable: Lowerable) -> None:
+        self.gm = gm
+        self.lowerable = lowerable
+        self.values: dict[fx.Node, Any] = {}
+        self.impurities: list[Impurity] = []
 
-def _run_nodes(gm: fx.GraphModule, args: Sequence[Any]) -> None:
-    remaining = iter(args)
-    values: dict[fx.Node, Any] = {}
-    for node in gm.graph.nodes:
-        argument = next(remaining) if node.op == "placeholder" else None
-        values[node] = _run(node, gm, values, argument)
+    def all(self, args: Sequence[Any]) -> None:
+        remaining = iter(args)
+        for node in self.gm.graph.nodes:
+            node.meta["origin"] = node.name
+            argument = next(remaining) if node.op == "placeholder" else None
+            self.values[node] = self.one(node, argument)
 
+    def one(self, node: fx.Node, argument: Any) -> Any:
+        """The value of one node; its facts are noted."""
+        values = self.values
+        node.meta.pop("geometry", None)
+        tensor_args = [arg for arg in node.all_input_nodes if isinstance(values[arg], torch.Tensor)]
+        versions = [values[arg]._version for arg in tensor_args]
+        histories = {arg: _history(values[arg]) for arg in tensor_args}
+        autocast = _autocast_now()
+        value = self.evaluate(node, argument)
+        written = [arg for arg, seen in zip(tensor_args, versions, strict=True) if values[arg]._version != seen]
+        written += [arg for arg in _undeclared_writes(node) if arg not in written]
+        restrided = _restrided([arg for arg in written if arg in values])
+        written = [arg for arg in written if arg not in dict(restrided)]
+        for arg, geometry in restrided:
+            arg.meta["geometry"] = geometry
+        node.meta["facts"] = Facts.of(
+            value,
+            writes=tuple(written),
+            recorded=tuple(arg for arg in written if _history(values[arg]) is not histories.get(arg)),
+            grad=torch.is_grad_enabled(),
+            autocast=autocast,
+            restrided=restrided,
+            bodies=node.meta.pop("bodies", ()),
+        )
+        return value
 
-def _run(node: fx.Node, gm: fx.GraphModule, values: dict[fx.Node, Any], argument: Any) -> Any:
-    node.meta.pop("geometry", None)
-    tensor_args = [arg for arg in node.all_input_nodes if isinstance(values[arg], torch.Tensor)]
-    versions = [values[arg]._version for arg in tensor_args]
-    histories = {arg: _history(values[arg]) for arg in tensor_args}
-    autocast = _autocast_now()
-    value = _evaluate(node, gm, values, argument)
-    written = [arg for arg, seen in zip(tensor_args, versions, strict=True) if values[arg]._version != seen]
-    written += [arg for arg in _undeclared_writes(node) if arg not in written]
-    restrided = _restrided([arg for arg in written if arg in values])
-    written = [arg for arg in written if arg not in dict(restrided)]
-    for arg, geometry in restrided:
-        arg.meta["geometry"] = geometry
-    node.meta["facts"] = Facts.of(
-        value,
-        writes=tuple(written),
-        recorded=tuple(arg for arg in written if _history(values[arg]) is not histories.get(arg)),
-        grad=torch.is_grad_enabled(),
-        autocast=autocast,
-        restrided=restrided,
-        bodies=node.meta.pop("bodies", ()),
-    )
-    return value
-
-
-def _evaluate(node: fx.Node, gm: fx.GraphModule, values: dict[fx.Node, Any], argument: Any) -> Any:
-    if node.op == "placeholder":
-        return argument
-    if node.op == "get_attr":
-        return attrgetter(node.target)(gm)
-    args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
-    try:
+    def evaluate(self, node: fx.Node, argument: Any) -> Any:
+        """The value of a node, `Unknown` where it cannot be known; an impurity is noted."""
+        if node.op == "placeholder":
+            return argument
+        if node.op == "get_attr":
+            return attrgetter(node.target)(self.gm)
+        args, kwargs = fx.map_arg((node.args, node.kwargs), self.values.__getitem__)
         if node.op == "output":
             return args[0]
+        missing = unknowns(args) + unknowns(kwargs)
+        unsuitable = next((value.unsuitable for value in missing if value.unsuitable), "")
+        found = Impurity.of(node, "layout", unsuitable) if unsuitable else impurity(node, self.lowerable)
+        if found is not None:
+            self.impurities.append(found)
+        if missing or (found is not None and not runs_on_fakes(found)):
+            return Unknown()
+        try:
+            value = self.call(node, args, kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            found = found or Impurity.of(node, "host read", f"its result depends on the values of its inputs ({error})")
+        except UnsupportedOperatorError as error:
+            found = found or Impurity.of(node, "no lowering", str(error))
+        else:
+            reason = next((reason for leaf in tensor_leaves(value) if (reason := unsuitable_tensor(leaf))), "")
+            if not reason:
+                return value
+            self.impurities.append(found or Impurity.of(node, "layout", f"its result is {reason}"))
+            return Unknown(f"it reads {reason}")
+        if found not in self.impurities:
+            self.impurities.append(found)
+        return Unknown()
+
+    def call(self, node: fx.Node, args: tuple, kwargs: dict) -> Any:
+        """Run one node on fakes."""
         if reads_input_scalar(node):
             return _SAMPLE_SCALAR
         if node.op == "call_method":
             return getattr(args[0], node.target)(*args[1:], **kwargs)
         if isinstance(node.target, torch._ops.HigherOrderOperator):
-            value, node.meta["bodies"] = higher_order.propagate(node, args, kwargs, run_body)
+            value, node.meta["bodies"] = higher_order.propagate(node, args, kwargs, self.body)
             return value
         if isinstance(node.target, Region):
-            value, node.meta["bodies"] = propagate_region(node.target, args, run_body)
+            value, node.meta["bodies"] = propagate_region(node.target, args, self.body)
             return value
         if node.target is _ENTER_INFERENCE:
             return _set_grad_enabled(not args[0])
@@ -116,10 +150,20 @@ def _evaluate(node: fx.Node, gm: fx.GraphModule, values: dict[fx.Node, Any], arg
         if node.target in (operator.getitem, operator.setitem) and _has_index_tensor(args[1]):
             return _indexed_by_tensor(node, *args)
         return node.target(*args, **kwargs)
-    except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        raise UnsupportedOperatorError(
-            f"{describe_node(node)}\nneeds the values of its inputs, which a compiled program does not have ({error})"
-        ) from error
+
+    def body(self, gm: fx.GraphModule, args: Sequence[Any]) -> tuple[fx.GraphModule, Any]:
+        """Propagate a private copy of a higher-order operator's body.
+
+        Raises:
+            UnsupportedOperatorError: The body has an impure node, which makes the whole operator impure.
+        """
+        copy = fx.GraphModule(gm, fx.Graph())
+        copy.graph.output(copy.graph.graph_copy(gm.graph, {}))
+        run = _Run(copy, self.lowerable)
+        run.all(args)
+        if run.impurities:
+            raise UnsupportedOperatorError(f"its body has an impure node: {run.impurities[0]}")
+        return copy, facts(copy.graph.output_node()).value
 
 
 def _history(tensor: torch.Tensor) -> Any:
@@ -180,22 +224,4 @@ def _argument(node: fx.Node, position: int, name: str, default: Any) -> Any:
 def _autocast_now() -> tuple[tuple[str, torch.dtype], ...]:
     if not torch._C._is_any_autocast_enabled():
         return ()
-    return tuple((kind, torch.get_autocast_dtype(kind)) for kind in _AUTOCAST_DEVICES if torch.is_autocast_enabled(kind))
-
-
-@contextlib.contextmanager
-def _modes_kept() -> Iterator[None]:
-    """Put the caller's grad and autocast modes back, also when a node raises inside a region it had opened."""
-    grad = torch.is_grad_enabled()
-    autocast = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _AUTOCAST_DEVICES]
-    nesting = torch.autocast_increment_nesting()
-    try:
-        with torch.inference_mode(False), torch.set_grad_enabled(grad):
-            yield
-    finally:
-        torch._C._set_grad_enabled(grad)
-        for kind, enabled, dtype in autocast:
-            torch.set_autocast_enabled(kind, enabled)
-            torch.set_autocast_dtype(kind, dtype)
-        while torch.autocast_decrement_nesting() >= nesting:
-            pass
+    return tuple((kind, torch.get_autocast_dtype(kind)) for kind in AUTOCAST_DEVICES if torch.is_autocast_enabled(kind))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-_DTYPE_NAMES = {
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+DTYPES = {
     torch.float32: "f32",
     torch.float64: "f64",
     torch.float16: "f16",
@@ -21,12 +23,18 @@ _DTYPE_NAMES = {
     torch.bool: "bool",
     torch.complex64: "c64",
     torch.complex128: "c128",
+    torch.uint16: "u16",
+    torch.uint32: "u32",
+    torch.uint64: "u64",
+    torch.float8_e4m3fn: "f8e4m3fn",
+    torch.float8_e5m2: "f8e5m2",
 }
+"""The dtypes that programs compute with, and their names."""
 
 
 def describe_tensor(tensor: torch.Tensor) -> str:
     """A tensor's dtype and shape, as `f32[2, 3]`."""
-    dtype = _DTYPE_NAMES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
+    dtype = DTYPES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
     return f"{dtype}[{', '.join(map(str, tensor.shape))}]"
 
 
@@ -60,15 +68,28 @@ def describe_node(node: fx.Node) -> str:
 
 
 def source_line(node: fx.Node) -> str:
-    """The innermost line of the user's code that made a node, or an empty string."""
+    """The innermost line outside of torch that made a node, or an empty string."""
     trace = node.meta.get("stack_trace") or getattr(node, "stack_trace", None) or ""
     lines = [line.strip() for line in trace.strip().splitlines()]
     files = [i for i, line in enumerate(lines) if line.startswith("File ")]
     if not files:
         return ""
-    return " ".join(lines[files[-1] :][:2])
+    own = [i for i in files if _TORCH not in lines[i]]
+    return " ".join(lines[(own or files)[-1] :][:2])
 
 
 def tensor_leaves(value: Any) -> list[torch.Tensor]:
     """The tensors in a nested value."""
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def unsuitable_tensor(tensor: torch.Tensor) -> str:
+    """Why no program can take a tensor, as `a sparse_coo tensor of shape (3, 3)`, or an empty string."""
+    if tensor.is_nested:
+        return "a nested tensor"
+    kind = str(tensor.layout).removeprefix("torch.") if tensor.layout is not torch.strided else ""
+    if tensor.is_quantized:
+        kind = "quantized"
+    elif tensor.dtype not in DTYPES:
+        kind = str(tensor.dtype).removeprefix("torch.")
+    return f"a {kind} tensor of shape {tuple(tensor.shape)}" if kind else ""

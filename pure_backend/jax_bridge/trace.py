@@ -18,10 +18,11 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from pure_backend import _compat
-from pure_backend.errors import LoweringError, UnsupportedOperatorError
+from pure_backend.errors import ImpureGraphError, LoweringError, UnsupportedOperatorError
 from pure_backend.ir import functional_ops
 from pure_backend.ir.describe import describe_node, describe_tensor
 from pure_backend.ir.facts import facts, reads_input_scalar
+from pure_backend.ir.impurity import Impurity
 from pure_backend.ir.source import user_frame
 from pure_backend.jax_bridge import lowerings
 from pure_backend.jax_bridge.avals import to_jax_dtype
@@ -39,12 +40,17 @@ def trace(gm: fx.GraphModule, avals: Sequence[jax.ShapeDtypeStruct]) -> tuple[An
 
     Returns:
         A closed jaxpr of `(key: u32[2], *tensors) -> outputs`, and whether it uses the key.
+
+    Raises:
+        ImpureGraphError: With every node that has no lowering.
     """
     used = []
 
     def function(key, *arrays):
         walker = Walker(KeyStream(key))
-        results = tuple(walker.run(gm, arrays))
+        results = tuple(walker.run(gm, arrays, walker.node_or_impurity))
+        if walker.impurities:
+            raise ImpureGraphError(walker.impurities)
         used.append(walker.keys.used > 0)
         return results
 
@@ -69,14 +75,16 @@ class Walker:
         self.keys = keys
         self.shared = {} if shared is None else shared
         self.path: tuple[str, ...] = ()
+        self.impurities: list[Impurity] = []
 
     def body(self, gm: fx.GraphModule, arrays: Sequence[Any], keys: KeyStream | None = None) -> list[Any]:
         """The outputs of a nested graph; with `keys` of its own where it is traced as a function of its own."""
         walker = self if keys is None else Walker(keys, self.shared)
         return walker.run(gm, arrays)
 
-    def run(self, gm: fx.GraphModule, arrays: Sequence[Any]) -> list[Any]:
+    def run(self, gm: fx.GraphModule, arrays: Sequence[Any], step: Callable[..., Any] | None = None) -> list[Any]:
         """The outputs of a graph, one a leaf, for the values of its tensor placeholders."""
+        step = step or self.node
         remaining = iter(arrays)
         env: dict[fx.Node, Any] = {}
         for node in gm.graph.nodes:
@@ -88,7 +96,7 @@ class Walker:
                 env[node] = self.constant(gm, node)
             else:
                 with self.scope(node):
-                    env[node] = self.node(node, env)
+                    env[node] = step(node, env)
         raise LoweringError("the graph has no output node")
 
     @contextlib.contextmanager
@@ -108,6 +116,14 @@ class Walker:
     def constant(self, gm: fx.GraphModule, node: fx.Node) -> Any:
         value = getattr(gm, node.target)
         return jnp.asarray(value.numpy()) if isinstance(value, torch.Tensor) else value
+
+    def node_or_impurity(self, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
+        """The value of a node; one without a lowering is noted, and zeros let the walk go on to find all of them."""
+        try:
+            return self.node(node, env)
+        except UnsupportedOperatorError as error:
+            self.impurities.append(Impurity.of(node, "no lowering", str(error)))
+            return _zeros(node)
 
     def node(self, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
         args, kwargs = fx.map_arg((node.args, node.kwargs), env.__getitem__)
@@ -232,6 +248,14 @@ def _recorded(node: fx.Node, result: Any) -> Any:
     if facts(node).grad or node.target in (functional_ops.keep_gradient, functional_ops.write_view):
         return result
     return jax.tree.map(lambda leaf: lax.stop_gradient(leaf) if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf, result)
+
+
+def _zeros(node: fx.Node) -> Any:
+    """Zeros in the shape of a node's value, and of what it writes."""
+    value = facts(node).value
+    if isinstance(node.target, functional_ops.Functionalized):
+        value = (node.meta["result"], *node.meta["written"])
+    return pytree.tree_map_only(torch.Tensor, lambda t: jnp.zeros(t.shape, to_jax_dtype(t.dtype)), value)
 
 
 def _structured(flat: list[Any], out: Any) -> Any:

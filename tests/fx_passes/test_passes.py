@@ -13,6 +13,11 @@ from pure_backend.fx_passes.reach import gradient_reach
 from pure_backend.ir.facts import facts
 
 
+def has_lowering(op):
+    """Of the operators of libraries: none."""
+    return False
+
+
 def prepared(f, *args):
     """A propagated graph of `f` as Dynamo captures it."""
     graphs = []
@@ -23,9 +28,9 @@ def prepared(f, *args):
 
     torch.compile(f, backend=keep, fullgraph=True)(*(a.clone() if isinstance(a, torch.Tensor) else a for a in args))
     gm = normalize(graphs[0]).gm
-    mode, fakes = fake_inputs(args)
+    mode, fakes = fake_inputs(gm, args)
     reach = gradient_reach(fakes)
-    propagate(gm, fakes, mode)
+    assert propagate(gm, fakes, mode, has_lowering) == []
     return gm, reach
 
 
@@ -114,9 +119,10 @@ def test_modes_are_put_back_when_a_node_raises():
     gm.call_function(torch._C._set_grad_enabled, (False,))
     gm.call_function(torch.amp.autocast_mode._enter_autocast, ("cpu", torch.bfloat16, True, None))
     gm.output((gm.call_method("view", (x, 7)),))
-    mode, fakes = fake_inputs([torch.ones(3)])
+    gm = fx.GraphModule({}, gm)
+    mode, fakes = fake_inputs(gm, [torch.ones(3)])
     with pytest.raises(RuntimeError):
-        propagate(fx.GraphModule({}, gm), fakes, mode)
+        propagate(gm, fakes, mode, has_lowering)
     assert torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
 
 

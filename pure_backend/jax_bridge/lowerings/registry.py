@@ -4,6 +4,9 @@ A lowering is `fn(site, *args, **kwargs)`: the node's arguments with arrays in t
 node's expected result. It returns the result as arrays; a tensor method that writes its first argument (`add_`, `copy_`)
 returns that argument's new value. The walker casts the result to torch's dtype and checks its shape.
 
+A call whose arguments a lowering does not take, or for which it returns `NotImplemented`, is decomposed by torch; a call that it
+knows JAX cannot do raises `unsupported(site, reason)` and is left to eager.
+
 To add one: write the function in the file of its family, name the operators in `@lowers(...)`, add a row to the test of the
 family. Names are `add` for `torch.add`, `Tensor.add`, `operator.add` and `aten.add`; `F.gelu` for functions of
 `torch.nn.functional` whose signature is their own; `aten::name` or `aten::name.overload` for ATen alone.
@@ -12,7 +15,10 @@ family. Names are `add` for `torch.add`, `Tensor.add`, `operator.add` and `aten.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 import operator
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +27,8 @@ from torch import fx
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as PROMOTION
 from torch._prims_common import elementwise_dtypes
 
+from pure_backend.errors import UnsupportedOperatorError
+from pure_backend.ir.describe import describe_node
 from pure_backend.jax_bridge.avals import to_jax_dtype
 from pure_backend.jax_bridge.rng import KeyStream
 
@@ -65,6 +73,11 @@ class Site:
         return to_jax_dtype(result)
 
 
+def unsupported(site: Site, reason: str) -> UnsupportedOperatorError:
+    """The error of a lowering that cannot do a variant of its operator: `raise unsupported(site, "JAX has no ...")`."""
+    return UnsupportedOperatorError(f"{reason}\n{describe_node(site.node)}")
+
+
 def lowers(*names: str) -> Callable[[Lowering], Lowering]:
     """Register a lowering for operators.
 
@@ -76,10 +89,47 @@ def lowers(*names: str) -> Callable[[Lowering], Lowering]:
         for name in names:
             if name in _LOWERINGS:
                 raise ValueError(f"operator {name!r} has a lowering already: {_LOWERINGS[name].__qualname__}")
-            _LOWERINGS[name] = fn
+            _LOWERINGS[name] = _called_as_torch_calls(name, fn)
         return fn
 
     return register
+
+
+def _called_as_torch_calls(name: str, fn: Lowering) -> Lowering:
+    """`fn`, with keywords that it names otherwise put in the places where torch's schema has them.
+
+    A call that still does not fit, a variant that the lowering does not know, is torch's to decompose.
+    """
+    signature = inspect.signature(fn)
+    known = set(signature.parameters)
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values()):
+        return fn
+
+    @functools.wraps(fn)
+    def lower(site: Site, *args: Any, **kwargs: Any) -> Any:
+        if not kwargs.keys() <= known:
+            args, kwargs = _by_position(name, args, kwargs)
+        try:
+            signature.bind(site, *args, **kwargs)
+        except TypeError:
+            return NotImplemented
+        return fn(site, *args, **kwargs)
+
+    return lower
+
+
+def _by_position(name: str, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """Keywords as positional arguments, as far as one of the overloads has all of them."""
+    packet = getattr(torch.ops.aten, name.split("::")[-1].split(".")[0], None)
+    for overload in packet.overloads() if packet is not None else ():
+        places = [a.name for a in getattr(packet, overload)._schema.arguments if not a.kwarg_only]
+        if kwargs.keys() <= {a.name for a in getattr(packet, overload)._schema.arguments}:
+            rest = dict(kwargs)
+            taken = list(args)
+            while len(taken) < len(places) and places[len(taken)] in rest:
+                taken.append(rest.pop(places[len(taken)]))
+            return tuple(taken), rest
+    return args, kwargs
 
 
 def updates(fn: Lowering) -> Lowering:
@@ -101,6 +151,14 @@ def find(target: Any) -> Lowering | None:
     return None
 
 
+def has_lowering(target: Any) -> bool:
+    """Whether an operator of a library (`torch.ops.ns.name`) has a lowering, or a body that torch can trace through."""
+    if find(target) is not None:
+        return True
+    name = target._qualified_op_name if isinstance(target, torch._ops.OpOverloadPacket) else target.name()
+    return torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+
+
 def names_of(target: Any) -> tuple[str, ...]:
     """The names that a target may be registered under, most specific first."""
     if isinstance(target, str):
@@ -108,14 +166,22 @@ def names_of(target: Any) -> tuple[str, ...]:
     if isinstance(target, torch._ops.OpOverload):
         namespace, name = target._schema.name.split("::")
         return _overload_names(namespace, name, target._overloadname)
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return _overload_names(*target._qualified_op_name.split("::"), "default")
     if isinstance(target, torch._ops.HigherOrderOperator):
         return (f"hop::{target.name()}",)
     name = getattr(target, "__name__", str(target))
     if getattr(operator, name, None) is target:
         return (_OPERATOR_NAMES.get(name, name.strip("_")),)
     if getattr(torch._C._nn, name, None) is target or getattr(torch.nn.functional, name, None) is target:
-        return (f"F.{name}", name)
-    return (name.removeprefix("special_").removeprefix("linalg_") if name.startswith("special_") else name,)
+        return (f"F.{name}", name) if hasattr(torch, name) else (f"F.{name}",)  # F.unfold is not Tensor.unfold
+    if isinstance(target, types.FunctionType) and not target.__module__.startswith(_NAMING_MODULES):
+        return (f"{target.__module__}.{name}",)  # torch.masked.sum is not torch.sum
+    return (name.removeprefix("special_") if name.startswith("special_") else name,)
+
+
+# Modules whose Python functions go by their bare name.
+_NAMING_MODULES = ("torch.functional", "torch._tensor", "pure_backend.")
 
 
 _OPERATOR_NAMES = {
