@@ -22,6 +22,7 @@ from pure_backend.errors import UnsupportedOperatorError
 from pure_backend.fx_passes import higher_order
 from pure_backend.fx_passes.effects import Lowerable, impurity, runs_on_fakes
 from pure_backend.fx_passes.functorch import propagate_region
+from pure_backend.fx_passes.scopes import name_scopes
 from pure_backend.ir.describe import tensor_leaves, unsuitable_tensor
 from pure_backend.ir.facts import Facts, facts, reads_input_scalar
 from pure_backend.ir.geometry import Geometry
@@ -159,6 +160,7 @@ class _Run:
         """
         copy = fx.GraphModule(gm, fx.Graph())
         copy.graph.output(copy.graph.graph_copy(gm.graph, {}))
+        name_scopes(copy)
         run = _Run(copy, self.lowerable)
         run.all(args)
         if run.impurities:

@@ -9,6 +9,7 @@ import jax
 from jax.extend import core
 
 from pure_backend import _compat, counters
+from pure_backend.jax_bridge.pallas import for_platform
 from pure_backend.jax_bridge.trace import tracing
 
 
@@ -34,14 +35,19 @@ def lower(jaxpr: Any, platform: str) -> Lowered:
         jaxpr: The program; inputs that it does not use are dropped.
         platform: "cpu", "cuda" or "tpu". Lowering by platform makes Pallas kernels Mosaic for TPU from any host.
     """
-    used, kept = _used_inputs(jaxpr)
-    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in used.jaxpr.invars]
-    function = core.jaxpr_as_fun(used)
-    with counters.stage("lower"), tracing():
-        traced = jax.jit(function, keep_unused=True).trace(*avals)
-        stage = traced.lower(lowering_platforms=(platform,))
+    used, kept = _used_inputs(for_platform(jaxpr, platform))
+    with counters.stage("lower"):
+        stage = lowered_stage(used, platform)
     counters.count("lowerings")
     return Lowered(stage, kept, len(jaxpr.jaxpr.outvars))
+
+
+def lowered_stage(jaxpr: Any, platform: str) -> Any:
+    """JAX's lowered stage of a closed jaxpr with all its inputs; nothing is counted."""
+    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in jaxpr.jaxpr.invars]
+    with tracing():
+        traced = jax.jit(core.jaxpr_as_fun(jaxpr), keep_unused=True).trace(*avals)
+        return traced.lower(lowering_platforms=(platform,))
 
 
 def _used_inputs(jaxpr: Any) -> tuple[Any, tuple[int, ...]]:

@@ -78,7 +78,12 @@ class Program:
     def forward(self) -> Call:
         """The executable `(key, *inputs) -> (*outputs, *fresh residuals)`, without residuals if nothing is differentiated."""
         with self._lock:
-            return self._executable(self.derivative.forward if self.inputs else self.jaxpr)
+            return self._executable(self.forward_jaxpr)
+
+    @property
+    def forward_jaxpr(self) -> Any:
+        """What `forward` runs, before inputs that it does not read are dropped."""
+        return self.derivative.forward if self.inputs else self.jaxpr
 
     def backward(self, present: tuple[bool, ...]) -> Call:
         """The executable `(*residuals, *present cotangents) -> gradients of the inputs`.
@@ -88,7 +93,7 @@ class Program:
         """
         with self._lock:
             if present not in self._backwards:
-                self._backwards[present] = self._executable(self._backward_jaxpr(present))
+                self._backwards[present] = self._executable(self.backward_jaxpr(present))
             return self._backwards[present]
 
     def gradient(self, present: tuple[bool, ...]) -> Program:
@@ -107,7 +112,8 @@ class Program:
         pairs = zip(self.jaxpr.jaxpr.outvars, self.differentiable, strict=True)
         return [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v, carries in pairs if carries]
 
-    def _backward_jaxpr(self, present: tuple[bool, ...]) -> Any:
+    def backward_jaxpr(self, present: tuple[bool, ...]) -> Any:
+        """What `backward` runs; its inputs are the residuals, then the given cotangents."""
         derivative, avals = self.derivative, self._cotangent_avals()
 
         def backward(residuals, given):

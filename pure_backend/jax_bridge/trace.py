@@ -71,15 +71,15 @@ def tracing():
 class Walker:
     """Evaluates graphs of values on JAX arrays within one trace."""
 
-    def __init__(self, keys: KeyStream, shared: dict[Any, Any] | None = None) -> None:
+    def __init__(self, keys: KeyStream, shared: dict[Any, Any] | None = None, path: tuple[str, ...] = ()) -> None:
         self.keys = keys
         self.shared = {} if shared is None else shared
-        self.path: tuple[str, ...] = ()
+        self.path = path
         self.impurities: list[Impurity] = []
 
     def body(self, gm: fx.GraphModule, arrays: Sequence[Any], keys: KeyStream | None = None) -> list[Any]:
         """The outputs of a nested graph; with `keys` of its own where it is traced as a function of its own."""
-        walker = self if keys is None else Walker(keys, self.shared)
+        walker = self if keys is None else Walker(keys, self.shared, self.path)
         return walker.run(gm, arrays)
 
     def run(self, gm: fx.GraphModule, arrays: Sequence[Any], step: Callable[..., Any] | None = None) -> list[Any]:
@@ -106,9 +106,10 @@ class Walker:
         opened = names[len(outer) :] if names[: len(outer)] == outer else names  # a body's nodes repeat their owner's path
         self.path = names or outer
         try:
-            with _compat.source_line(user_frame(node)), contextlib.ExitStack() as stack:
-                for name in opened:
-                    stack.enter_context(jax.named_scope(name))
+            with (
+                _compat.source_line(user_frame(node)),
+                jax.named_scope("/".join(opened)) if opened else contextlib.nullcontext(),
+            ):
                 yield
         finally:
             self.path = outer
