@@ -158,8 +158,9 @@ class _Run:
         Raises:
             UnsupportedOperatorError: The body has an impure node, which makes the whole operator impure.
         """
-        copy = fx.GraphModule(gm, fx.Graph())
-        copy.graph.output(copy.graph.graph_copy(gm.graph, {}))
+        graph = fx.Graph()
+        graph.output(graph.graph_copy(gm.graph, {}))
+        copy = fx.GraphModule(gm, graph)  # takes over the attributes that the graph names: bodies within the body
         name_scopes(copy)
         run = _Run(copy, self.lowerable)
         run.all(args)
