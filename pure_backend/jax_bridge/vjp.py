@@ -94,7 +94,19 @@ def _rematerialized(function: Callable[..., Any], remat: str | Callable[..., Any
     if remat == "none":
         return function
     policy = remat if callable(remat) else {"auto": _keep_products, "full": None}[remat]
-    return jax.checkpoint(function, policy=policy, prevent_cse=False)
+    return jax.checkpoint(function, policy=policy and _of_real_values(policy), prevent_cse=False)
+
+
+def _of_real_values(policy: Callable[..., Any]) -> Callable[..., Any]:
+    """A policy that keeps no complex values: `jax.checkpoint` fails where it rounds those that are used in the forward too."""
+
+    def keep(primitive: Any, *avals: Any, **params: Any) -> Any:
+        makes_complex = primitive.name in ("complex", "fft", "eig")
+        if makes_complex or any(jnp.issubdtype(a.dtype, jnp.complexfloating) for a in avals if hasattr(a, "dtype")):
+            return False
+        return policy(primitive, *avals, **params)
+
+    return keep
 
 
 _PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "pallas_call", "custom_call", "ffi_call", "sort", "top_k"})

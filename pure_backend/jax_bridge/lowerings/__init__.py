@@ -7,6 +7,7 @@ from pure_backend.jax_bridge.lowerings import convolution as convolution
 from pure_backend.jax_bridge.lowerings import elementwise as elementwise
 from pure_backend.jax_bridge.lowerings import factories as factories
 from pure_backend.jax_bridge.lowerings import indexing as indexing
+from pure_backend.jax_bridge.lowerings import linalg as linalg
 from pure_backend.jax_bridge.lowerings import losses as losses
 from pure_backend.jax_bridge.lowerings import matmul as matmul
 from pure_backend.jax_bridge.lowerings import normalization as normalization

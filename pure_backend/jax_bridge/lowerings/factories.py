@@ -25,7 +25,13 @@ lowers("new_empty_strided")(_filled(0))
 lowers("ones", "ones_like", "new_ones")(_filled(1))
 
 
-@lowers("full", "new_full", "full_like")
+@lowers("new_full")
+def new_full(site: Site, like, size, fill_value=None, **kwargs):
+    """One value everywhere, in a given shape."""
+    return full(site, like, fill_value)
+
+
+@lowers("full", "full_like")
 def full(site: Site, like, fill_value=None, *args, **kwargs):
     """One value everywhere."""
     return jnp.broadcast_to(as_array(fill_value, site.dtype), tuple(site.out.shape))

@@ -133,7 +133,9 @@ lowers("cumprod")(_cumulative(jnp.cumprod))
 
 @lowers("norm")
 def norm(site: Site, x, p="fro", dim=None, keepdim=False, out=None, dtype=None):
-    """Vector norm over dimensions."""
+    """Vector norm over dimensions; the nuclear norm is decomposed."""
+    if p == "nuc":
+        return NotImplemented
     x = wide(x.astype(site.dtype) if not jnp.issubdtype(x.dtype, jnp.complexfloating) else x)
     where = axes(dim, x.ndim)
     if p in ("fro", None, 2, 2.0):
