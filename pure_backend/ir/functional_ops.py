@@ -1,4 +1,4 @@
-"""The four operators that `mutation` puts into a graph, with their meaning in plain torch.
+"""The operators that passes put into a graph, with their meaning in plain torch.
 
 The torch bodies are the reference: a graph after the pass still runs in torch and computes what it computed before. The JAX
 lowerings of the same functions are in `jax_bridge/lowerings/views.py`.
@@ -66,6 +66,11 @@ class _KeepGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         return None, grad
+
+
+def saved(value: torch.Tensor) -> torch.Tensor:
+    """A value that a checkpointed body keeps for its backward."""
+    return value
 
 
 def _lay_out(value: torch.Tensor, base: Geometry) -> torch.Tensor:

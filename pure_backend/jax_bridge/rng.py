@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import torch
 
@@ -40,6 +42,11 @@ class KeyStream:
         """Key data for a nested body that is traced on its own: a stream of its own, which no operator out here shares."""
         return jax.random.key_data(jax.random.fold_in(self._key, self.used + 1))
 
-    def note_body(self, body: KeyStream) -> None:
-        """Count the body that was given `data_for_body`, if it drew a key."""
-        self.used += body.used > 0
+    def note_body(self, draws: bool) -> None:
+        """Count the body that was given `data_for_body`, if it draws keys."""
+        self.used += draws
+
+
+def fold_data(key_data: jax.Array, index: Any) -> jax.Array:
+    """Key data for one step of a loop."""
+    return jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(key_data, impl="threefry2x32"), index))

@@ -4,8 +4,10 @@ from pure_backend.jax_bridge.lowerings import activations as activations
 from pure_backend.jax_bridge.lowerings import attention as attention
 from pure_backend.jax_bridge.lowerings import control_flow as control_flow
 from pure_backend.jax_bridge.lowerings import convolution as convolution
+from pure_backend.jax_bridge.lowerings import derivatives as derivatives
 from pure_backend.jax_bridge.lowerings import elementwise as elementwise
 from pure_backend.jax_bridge.lowerings import factories as factories
+from pure_backend.jax_bridge.lowerings import flex_attention as flex_attention
 from pure_backend.jax_bridge.lowerings import indexing as indexing
 from pure_backend.jax_bridge.lowerings import linalg as linalg
 from pure_backend.jax_bridge.lowerings import losses as losses

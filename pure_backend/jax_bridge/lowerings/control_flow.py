@@ -1,51 +1,15 @@
-"""Higher-order operators: their bodies are traced by the same walker as the graph around them."""
+"""Branches, loops and nested functions: their bodies are traced by the same walker as the graph around them."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import torch
-from torch.utils import _pytree as pytree
+from jax import lax
 
+from pure_backend.ir.canonical import graph_key
+from pure_backend.jax_bridge.lowerings.bodies import Body, structured
 from pure_backend.jax_bridge.lowerings.registry import Site, lowers
-
-
-@lowers("hop::tag_activation_checkpoint")
-def checkpoint(site: Site, body, *operands, **kwargs):
-    """The body, recomputed in the backward. Its random keys are values of the trace, so the masks are the forward's."""
-    (gm,) = site.bodies
-    results = jax.checkpoint(lambda *arrays: tuple(site.body(gm, arrays)), prevent_cse=False)(*operands)
-    return _like(site.out, results)
-
-
-@lowers("hop::autograd_function_apply")
-def autograd_function(site: Site, forward, backward, *operands, **kwargs):
-    """A user's `autograd.Function`: the forward body, with the user's backward body as its gradient."""
-    forward_gm, backward_gm = site.bodies
-    count = len(pytree.tree_leaves(site.out))
-    tensors = [i for i, operand in enumerate(operands) if isinstance(operand, jax.Array)]
-
-    def run(arrays):
-        full = list(operands)
-        for i, array in zip(tensors, arrays, strict=True):
-            full[i] = array
-        return tuple(site.body(forward_gm, _with_context(forward_gm, full)))
-
-    @jax.custom_vjp
-    def apply(*arrays):
-        return run(arrays)[:count]
-
-    def apply_forward(*arrays):
-        results = run(arrays)
-        return results[:count], results[count:]
-
-    def apply_backward(saved, cotangents):
-        grads = site.body(backward_gm, _with_context(backward_gm, [*cotangents, *saved]))
-        grads = dict(zip(range(len(operands)), grads, strict=False))
-        return tuple(_cotangent(grads.get(i), operands[i]) for i in tensors)
-
-    apply.defvjp(apply_forward, apply_backward)
-    return _like(site.out, apply(*(operands[i] for i in tensors)))
+from pure_backend.jax_bridge.rng import fold_data
 
 
 @lowers("region")
@@ -55,28 +19,135 @@ def region(site: Site, *operands):
     return tuple(site.body(gm, [operand for operand in operands if isinstance(operand, jax.Array)]))
 
 
-def _with_context(gm: torch.fx.GraphModule, operands: list) -> list:
-    expected = len(gm.graph.find_nodes(op="placeholder"))
-    return [None] * (expected - len(operands)) + list(operands)
+@lowers("hop::wrap", "hop::invoke_quant", "hop::invoke_quant_packed")
+def inlined(site: Site, body, *operands, **kwargs):
+    """An operator that is its body."""
+    return _inline(site, operands)
 
 
-def _cotangent(grad, primal):
-    """What JAX expects for a primal: zeros for None, float0 for what carries no gradient."""
-    if not jnp.issubdtype(primal.dtype, jnp.inexact):
-        return jax.numpy.zeros(primal.shape, jax.dtypes.float0)
-    return jnp.zeros_like(primal) if grad is None else _summed_to(grad, primal.shape).astype(primal.dtype)
+@lowers("hop::hints_wrapper", "hop::strict_mode", "hop::run_const_graph")
+def inlined_packed(site: Site, body, operands, *args, **kwargs):
+    """An operator that is its body, its operands in one tuple."""
+    return _inline(site, operands)
 
 
-def _summed_to(grad, shape):
-    """A gradient in the shape of its primal: torch sums over what was broadcast."""
-    lead = tuple(range(grad.ndim - len(shape)))
-    grad = jnp.sum(grad, lead) if lead else grad
-    over = tuple(i for i, n in enumerate(shape) if n == 1 and grad.shape[i] != 1)
-    return jnp.broadcast_to(jnp.sum(grad, over, keepdims=True) if over else grad, shape)
+@lowers("hop::wrap_with_set_grad_enabled")
+def with_grad_mode(site: Site, enabled, body, *operands):
+    """A body under a grad mode, which its nodes' facts know."""
+    return _inline(site, operands)
 
 
-def _like(out, results):
-    """Flat results in the structure of torch's own result."""
-    if isinstance(out, torch.Tensor):
-        return results[0]
-    return tuple(results)
+@lowers("hop::wrap_with_autocast")
+def with_autocast(site: Site, device, dtype, enabled, cache_enabled, body, *operands):
+    """A body under autocast, which its nodes' facts know."""
+    return _inline(site, operands)
+
+
+@lowers("hop::out_dtype")
+def out_dtype(site: Site, op, dtype, *operands):
+    """An operator on operands of the result's dtype."""
+    (gm,) = site.bodies
+    return site.body(gm, operands)[0]
+
+
+def _inline(site: Site, operands):
+    (gm,) = site.bodies
+    leaves = site.body(gm, operands)
+    return structured(site.out, [leaf for leaf in leaves if isinstance(leaf, jax.Array)])
+
+
+@lowers("hop::invoke_subgraph")
+def invoke_subgraph(site: Site, subgraph, identifier, *operands):
+    """A nested jit: equal bodies are traced once and are one function of the HLO, however often they are called."""
+    (gm,) = site.bodies
+    constants = tuple(None if isinstance(operand, jax.Array) else operand for operand in operands)
+    name = ("invoke_subgraph", graph_key(gm), constants)
+    if name not in site.shared:
+        body = Body(site, gm, operands)
+        body.__name__ = str(identifier)  # the function's name in the HLO
+        site.shared[name] = (body, jax.jit(body))
+    body, function = site.shared[name]
+    results = function(site.keys.data_for_body(), *body.arrays(operands))
+    site.keys.note_body(body.draws)
+    return structured(site.out, results)
+
+
+@lowers("hop::cond")
+def cond(site: Site, pred, true_fn, false_fn, operands):
+    """`lax.cond`; a predicate that is a Python bool chooses while tracing."""
+    if not isinstance(pred, jax.Array):
+        leaves = site.body(site.bodies[0 if pred else 1], operands)
+        return structured(site.out, [leaf for leaf in leaves if isinstance(leaf, jax.Array)])
+    branches = [Body(site, gm, operands) for gm in site.bodies]
+    key = site.keys.data_for_body()
+    results = lax.cond(jnp.reshape(pred, ()), *branches, key, *branches[0].arrays(operands))
+    site.keys.note_body(any(branch.draws for branch in branches))
+    return structured(site.out, results)
+
+
+@lowers("hop::while_loop")
+def while_loop(site: Site, cond_fn, body_fn, carried, additional):
+    """`lax.while_loop`; the number of the step is carried along for random keys."""
+    condition, body = (Body(site, gm, (*carried, *additional)) for gm in site.bodies)
+    key = site.keys.data_for_body()
+    captured = body.arrays((*carried, *additional))[len(carried) :]
+
+    def step(state):
+        count, *carry = state
+        return (count + 1, *body(fold_data(key, count), *carry, *captured))
+
+    def goes_on(state):
+        return jnp.reshape(condition(key, *state[1:], *captured)[0], ())
+
+    _, *results = lax.while_loop(goes_on, step, (jnp.uint32(0), *carried))
+    site.keys.note_body(body.draws or condition.draws)
+    return structured(site.out, results)
+
+
+@lowers("hop::scan")
+def scan(site: Site, combine_fn, init, xs, additional):
+    """`lax.scan`."""
+    init, xs = tuple(init), tuple(xs)
+    body = Body(site, site.bodies[0], (*init, *xs, *additional))
+    key = site.keys.data_for_body()
+    captured = body.arrays((*init, *xs, *additional))[len(init) + len(xs) :]
+
+    def step(carry, x):
+        count, *slices = x
+        results = body(fold_data(key, count), *carry, *slices, *captured)
+        return results[: len(init)], results[len(init) :]
+
+    carry, ys = lax.scan(step, init, (jnp.arange(xs[0].shape[0], dtype=jnp.uint32), *xs))
+    site.keys.note_body(body.draws)
+    return structured(site.out, (*carry, *ys))
+
+
+@lowers("hop::map_impl")
+def map_impl(site: Site, f, xs, additional):
+    """`lax.scan` without a carry: one row after the other, as torch does it."""
+    xs = tuple(xs)
+    body = Body(site, site.bodies[0], (*xs, *additional))
+    key = site.keys.data_for_body()
+    captured = body.arrays((*xs, *additional))[len(xs) :]
+
+    def step(_, x):
+        count, *slices = x
+        return None, body(fold_data(key, count), *slices, *captured)
+
+    _, ys = lax.scan(step, None, (jnp.arange(xs[0].shape[0], dtype=jnp.uint32), *xs))
+    site.keys.note_body(body.draws)
+    return structured(site.out, ys)
+
+
+@lowers("hop::associative_scan")
+def associative_scan(site: Site, combine_fn, xs, additional):
+    """`lax.associative_scan`, which combines many pairs at once: the body is for one pair."""
+    xs = tuple(xs)
+    body = Body(site, site.bodies[0], (*xs, *xs, *additional))
+    key = site.keys.data_for_body()
+    captured = body.arrays((*xs, *xs, *additional))[2 * len(xs) :]
+
+    def combine(left, right):
+        return jax.vmap(lambda a, b: body(key, *a, *b, *captured))(left, right)
+
+    return structured(site.out, lax.associative_scan(combine, xs))
