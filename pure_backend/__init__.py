@@ -18,8 +18,10 @@ from pure_backend.errors import LoweringError as LoweringError
 from pure_backend.errors import PureBackendError as PureBackendError
 from pure_backend.errors import UnsupportedOperatorError as UnsupportedOperatorError
 from pure_backend.fx_passes.effects import impure as impure
+from pure_backend.inspect.explain import explain as explain
 from pure_backend.inspect.profiling import make_xla_traces_traceable as make_xla_traces_traceable
 from pure_backend.inspect.profiling import scope as scope
+from pure_backend.inspect.report import Report as Report
 from pure_backend.options import Options as Options
 
 __version__ = "0.1.0"

@@ -7,6 +7,12 @@ import sys
 from collections.abc import Sequence
 
 from pure_backend.inspect import report_environment
+from pure_backend.inspect.target import TargetError, explain_target
+
+_EXPLAIN = (
+    "FUNCTION is called without arguments and returns what to explain: a function or module and a tuple of its arguments, "
+    "`return model, (x,)`, or `return model, (x,), {'mask': mask}`. It is compiled and called once."
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,6 +33,10 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     env = commands.add_parser("env", help="show versions, runtimes and problems; exit code 1 if there are problems")
     env.set_defaults(run=_env)
+    explain = commands.add_parser("explain", help="show what the compiler makes of a function", description=_EXPLAIN)
+    explain.add_argument("target", metavar="FILE:FUNCTION")
+    explain.add_argument("--html", metavar="PATH", help="also write the report as a page, with a picture of each graph")
+    explain.set_defaults(run=_explain)
     return parser
 
 
@@ -38,6 +48,18 @@ def _env(args: argparse.Namespace) -> int:
     for problem in environment.problems:  # not through rich, which would break a command over two lines
         print(f"problem: {problem.what}\n   mend: {problem.mend}")
     return 1 if environment.problems else 0
+
+
+def _explain(args: argparse.Namespace) -> int:
+    try:
+        report = explain_target(args.target)
+    except TargetError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(report)
+    if args.html:
+        print(f"page: {report.save_html(args.html)}")
+    return 0
 
 
 if __name__ == "__main__":

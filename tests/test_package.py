@@ -22,10 +22,10 @@ ARROWS = {
     "_compat": {"errors"},
     "fx_passes": {"errors", "options", "ir"},
     "jax_bridge": {"errors", "options", "counters", "ir", "_compat"},
-    "inspect": {"errors", "ir", "_compat"},
     "signature": {"_compat"},
     "staged": {"ir", "fx_passes"},
     "specialize": {"errors", "options", "counters", "ir", "fx_passes", "jax_bridge", "signature", "staged"},
+    "inspect": {"errors", "options", "counters", "ir", "_compat", "fx_passes", "jax_bridge", "backend"},
     "backend": {"errors", "options", "counters", "ir", "fx_passes", "jax_bridge", "specialize", "staged"},
 }
 

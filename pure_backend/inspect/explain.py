@@ -1,0 +1,320 @@
+"""Compile a function afresh, call it once, and report what the compiler made of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from pure_backend import counters
+from pure_backend.errors import DeviceError
+from pure_backend.inspect.report import Break, Graph, Node, Partition, Report
+from pure_backend.ir.describe import describe_value, target_name
+from pure_backend.ir.impurity import Impurity, Unknown, origin
+from pure_backend.ir.source import user_frame
+from pure_backend.options import Options
+
+_RECOMPILES = 1_000
+"""How often Dynamo may compile one function while it is explained, beside what it was compiled to before."""
+
+
+def explain(fn: Callable[..., Any], **options: Any) -> Callable[..., Report]:
+    """Report what the backend makes of a function or module.
+
+    The function is captured and compiled afresh and called once, so whatever it changes is changed; a program that an equal
+    graph was compiled to before is taken from the cache, as always. Nothing that was compiled is lost.
+
+    Args:
+        fn: A function or module; one that `torch.compile` made is taken as what it was made of.
+        **options: The options of the backend, see `Options`.
+
+    Returns:
+        A function of the arguments of `fn` that returns a `Report`.
+
+    Raises:
+        TypeError: There is no such option, or `fn` cannot be called.
+
+    Example:
+        >>> report = pure_backend.explain(model, remat="full")(x)
+        >>> print(report)
+        >>> print(report.hlo(0, stage="stablehlo", direction="backward"))
+        >>> report.save_html("report.html")
+    """
+    if not callable(fn):
+        raise TypeError(f"explain takes a function or a module, got {type(fn).__name__}: explain(fn)(*args)")
+    chosen = Options.of(options)
+
+    @functools.wraps(getattr(fn, "forward", fn), updated=())
+    def run(*args: Any, **kwargs: Any) -> Report:
+        captures: list[_Capture] = []
+        compiled = torch.compile(_original(fn), backend=_recorder(captures, chosen))
+        before, breaks_before = counters.statistics(), _break_counts()
+        with torch._dynamo.config.patch(recompile_limit=_RECOMPILES, accumulated_recompile_limit=_RECOMPILES):
+            result = compiled(*args, **kwargs)
+        statistics = _difference(before, counters.statistics())
+        breaks = _breaks(captures, breaks_before)
+        return _report(captures, breaks, statistics, result)
+
+    return run
+
+
+def _original(fn: Callable[..., Any]) -> Callable[..., Any]:
+    fn = getattr(fn, "_orig_mod", fn)
+    return getattr(fn, "_torchdynamo_orig_callable", fn)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Capture:
+    """A graph as it came from Dynamo, and what it was compiled to."""
+
+    gm: fx.GraphModule
+    reason: Any
+    specializations: Any
+
+
+def _recorder(captures: list[_Capture], options: Options) -> Callable[..., Any]:
+    """A backend that remembers what it compiled."""
+    from pure_backend.backend import compiled_graph
+    from pure_backend.fx_passes.normalize import normalize
+
+    def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        with counters.stage("normalize"):
+            normalized = normalize(gm)
+        specializations = compiled_graph(normalized, options)
+        captures.append(_Capture(normalized.gm, getattr(gm, "compile_subgraph_reason", None), specializations))
+
+        def call(*args: Any) -> Any:
+            return specializations(*args)
+
+        return call
+
+    return backend
+
+
+def _difference(before: counters.Statistics, after: counters.Statistics) -> counters.Statistics:
+    counts = {f.name: getattr(after, f.name) for f in dataclasses.fields(after)}
+    seconds = {stage: spent - before.seconds.get(stage, 0.0) for stage, spent in counts.pop("seconds").items()}
+    return counters.Statistics(**{k: v - getattr(before, k) for k, v in counts.items()}, seconds=seconds)
+
+
+# ------------------------------------------------------------------------------------------------- graph breaks
+
+
+def _break_counts() -> dict[str, int]:
+    return dict(torch._dynamo.utils.counters["graph_break"])
+
+
+def _breaks(captures: Sequence[_Capture], before: dict[str, int]) -> list[Break]:
+    """Where graphs ended, then the reasons for which Dynamo left whole functions to eager."""
+    found = [_break_at(c.reason) for c in captures if c.reason is not None and c.reason.graph_break]
+    known = [b.reason for b in found]
+    for text, count in _break_counts().items():
+        one = _break_of(text)
+        left = count - before.get(text, 0) - known.count(one.reason)
+        found += [one] * max(left, 0)
+    return found
+
+
+def _break_at(reason: Any) -> Break:
+    one = _break_of(reason.reason)
+    frame = reason.user_stack[-1] if reason.user_stack else None
+    return one if frame is None else dataclasses.replace(one, file=frame.filename, line=frame.lineno or 0)
+
+
+def _break_of(text: str) -> Break:
+    first, *rest = text.strip().splitlines() or [""]
+    if first.startswith("generic_jump"):
+        return Break("a branch that depends on a tensor's value", "Hint: use torch.where, or torch.cond")
+    shown = [line.strip() for line in rest if line.strip().startswith(("Explanation:", "Hint:"))]
+    return Break(first, "\n".join(line for line in shown if "report an issue" not in line and "File an issue" not in line))
+
+
+# ------------------------------------------------------------------------------------------------- programs
+
+
+class Side:
+    """The forward or the backward of a program, lowered when it is asked for."""
+
+    def __init__(self, make_jaxpr: Callable[[], Any], runtime: Any) -> None:
+        self._make_jaxpr = make_jaxpr
+        self.runtime = runtime
+
+    @functools.cached_property
+    def jaxpr(self) -> Any:
+        """The closed jaxpr."""
+        return self._make_jaxpr()
+
+    @functools.cached_property
+    def lowered(self) -> Any:
+        """JAX's lowered stage."""
+        from pure_backend.jax_bridge.lower import lowered_stage
+
+        with self.runtime.placement():
+            return lowered_stage(self.jaxpr, self.runtime.platform)
+
+    @property
+    def flops(self) -> float | None:
+        """XLA's count before it optimizes, or None."""
+        costs = self.lowered.cost_analysis()
+        return costs.get("flops", 0.0) if isinstance(costs, dict) else None
+
+    def text(self, stage: str) -> str:
+        """The program at one stage of its compilation."""
+        if stage == "jaxpr":
+            return str(self.jaxpr)
+        return self.lowered.as_text() if stage == "stablehlo" else self.optimized()
+
+    def optimized(self) -> str:
+        """The HLO that XLA made.
+
+        Raises:
+            DeviceError: JAX has no such platform here.
+        """
+        from jax.extend import backend
+
+        from pure_backend._compat import in_bare_thread
+
+        platform = self.runtime.platform
+        if platform not in backend.backends():
+            raise DeviceError(f"JAX cannot compile for {platform!r} here: it has {', '.join(backend.backends())}")
+        with self.runtime.placement():
+            return in_bare_thread(self.lowered.compile).as_text()
+
+
+class Sides:
+    """Both sides of a program."""
+
+    def __init__(self, program: Any) -> None:
+        self.forward = Side(lambda: program.forward_jaxpr, program.runtime)
+        present = (True,) * sum(program.differentiable)
+        self.backward = Side(lambda: program.backward_jaxpr(present), program.runtime) if program.inputs and present else None
+
+
+def _stages(specializations: Any) -> Iterator[Any]:
+    """The pure stages of the graphs that were cut."""
+    for plan in dict.fromkeys(specializations.plans.values()):
+        yield from (step[0] for step in getattr(plan, "steps", ()) if hasattr(step[0], "compiled"))
+
+
+def _inner(specializations: Any) -> Iterator[Any]:
+    """The graphs that those stages were compiled to."""
+    for stage in _stages(specializations):
+        yield from stage.compiled.values()
+
+
+def _plans(specializations: Any, nodes: frozenset[str]) -> Iterator[tuple[Any, frozenset[str]]]:
+    """The plans that have a program, each with the names of the nodes that it holds."""
+    for plan in dict.fromkeys(specializations.plans.values()):
+        if hasattr(plan, "program"):
+            yield plan, nodes
+    for stage in _stages(specializations):
+        held = frozenset(origin(node) for node in stage.stage.gm.graph.nodes if _computes(node))
+        for inner in stage.compiled.values():
+            yield from _plans(inner, held)
+
+
+def _computes(node: fx.Node) -> bool:
+    return node.op in ("call_function", "call_method", "call_module")
+
+
+def _impurities(specializations: Any) -> Iterator[Impurity]:
+    for plan in dict.fromkeys(specializations.plans.values()):
+        yield from getattr(plan, "impurities", ())
+    for inner in _inner(specializations):
+        yield from _impurities(inner)
+
+
+def _eager_reason(specializations: Any) -> str:
+    return next((plan.reason for plan in specializations.plans.values() if hasattr(plan, "reason")), "")
+
+
+# ------------------------------------------------------------------------------------------------- the report
+
+
+def _report(captures: Sequence[_Capture], breaks: Sequence[Break], statistics: counters.Statistics, result: Any) -> Report:
+    graphs, partitions, programs = [], [], []
+    for number, capture in enumerate(captures):
+        places: dict[str, int] = {}
+        everything = frozenset(node.name for node in capture.gm.graph.nodes if _computes(node))
+        for plan, held in _plans(capture.specializations, everything):
+            places |= {name: places.get(name, len(partitions)) for name in held}
+            programs.append(Sides(plan.program))
+            partitions.append(_partition(number, len(held), plan, programs[-1]))
+        impurities = tuple(dict.fromkeys(_impurities(capture.specializations)))
+        values = _values(capture.specializations)
+        nodes = _nodes(capture.gm, values, places, {impurity.node: impurity for impurity in impurities})
+        graphs.append(Graph(nodes, impurities, _eager_reason(capture.specializations)))
+    return Report(graphs, partitions, programs, breaks, statistics, result)
+
+
+def _partition(graph: int, nodes: int, plan: Any, sides: Sides) -> Partition:
+    program = plan.program
+    inner = program.jaxpr.jaxpr
+    fresh = [aval for r, aval in _residuals(program) if r.input is None]
+    return Partition(
+        graph=graph,
+        nodes=nodes,
+        inputs=len(inner.invars) - 1,  # the first is the random key
+        input_bytes=sum(_bytes(v.aval) for v in inner.invars[1:]),
+        outputs=len(inner.outvars),
+        output_bytes=sum(_bytes(v.aval) for v in inner.outvars),
+        write_backs=len(plan.write_backs),
+        residuals=len(fresh),
+        residual_bytes=sum(map(_bytes, fresh)),
+        flops=sides.forward.flops,
+        backward_flops=None if sides.backward is None else sides.backward.flops,
+        platform=program.runtime.platform,
+    )
+
+
+def _residuals(program: Any) -> list[tuple[Any, Any]]:
+    if not (program.inputs and any(program.differentiable)):
+        return []
+    return list(zip(program.derivative.residuals, program.derivative.avals, strict=True))
+
+
+def _bytes(aval: Any) -> int:
+    return aval.size * aval.dtype.itemsize
+
+
+def _nodes(
+    gm: fx.GraphModule, values: dict[str, str], places: dict[str, int], impurities: dict[str, Impurity]
+) -> tuple[Node, ...]:
+    found = []
+    for node in gm.graph.nodes:
+        if node.op in ("output", "get_attr"):
+            continue
+        frame = user_frame(node)
+        found.append(
+            Node(
+                name=node.name,
+                operator=target_name(node.target) if _computes(node) else "",
+                value=values.get(node.name, ""),
+                inputs=tuple(arg.name for arg in node.all_input_nodes if arg.op != "get_attr"),
+                scopes="/".join(node.meta.get("scopes", ())),
+                file=frame.file if frame else "",
+                line=frame.line if frame else 0,
+                partition=places.get(node.name),
+                impurity=impurities.get(node.name),
+            )
+        )
+    return tuple(found)
+
+
+def _values(specializations: Any) -> dict[str, str]:
+    """Dtypes and shapes by node; what comes after an impure node is known in the partition that it is in."""
+    shown = {node.name: _shown(node) for node in specializations.normalized.gm.graph.nodes}
+    for inner in _inner(specializations):
+        shown |= {name: text for name, text in _values(inner).items() if text and not shown.get(name)}
+    return shown
+
+
+def _shown(node: fx.Node) -> str:
+    known = node.meta.get("facts")
+    if known is None or known.value is None or isinstance(known.value, Unknown):
+        return ""
+    return describe_value(known.value)
