@@ -19,13 +19,13 @@ from pure_backend.inspect.report import (
 
 _STYLE = """
 :root {
-  --text: #1f2328; --faint: #59636e; --back: #ffffff; --line: #c6ccd3; --box: #eef0f2; --alarm: #b3261e; --alarm-box: #fdecea;
-  --saturation: 65%; --lightness: 90%; --edge: 40%;
+  --text: #1f2328; --faint: #535c66; --back: #ffffff; --line: #c6ccd3; --box: #eef0f2; --alarm: #b3261e; --alarm-box: #fdecea;
+  --saturation: 65%; --lightness: 91%; --edge: 40%;
 }
 @media (prefers-color-scheme: dark) {
   :root {
-    --text: #e6e8eb; --faint: #a0a8b0; --back: #16191d; --line: #464c53; --box: #272b30; --alarm: #ff8a80; --alarm-box: #45201d;
-    --saturation: 35%; --lightness: 22%; --edge: 65%;
+    --text: #e6e8eb; --faint: #b9c0c8; --back: #16191d; --line: #464c53; --box: #272b30; --alarm: #ff8a80; --alarm-box: #45201d;
+    --saturation: 35%; --lightness: 20%; --edge: 65%;
   }
 }
 body { margin: 2rem; font: 15px/1.45 system-ui, sans-serif; color: var(--text); background: var(--back) }
