@@ -20,9 +20,17 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+# One program, nothing of it in eager.
+PURE = {"pure": True, "options": {"on_impure": "error"}}
+
 
 def leaf(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+
+
+def zero(x):
+    """An integer to count with, on the device of `x`."""
+    return x.new_zeros((), dtype=torch.int64)
 
 
 def xw():
@@ -85,7 +93,7 @@ CONDS = {
 @pytest.mark.filterwarnings("ignore:Pred is a Python constant")
 @pytest.mark.parametrize("name", CONDS)
 def test_cond(name, device):
-    agree(CONDS[name], xw, grad=True, device=device, pure=True)
+    agree(CONDS[name], xw, grad=True, device=device, **PURE)
 
 
 def test_cond_takes_each_branch(device):
@@ -97,7 +105,7 @@ def test_cond_takes_each_branch(device):
 
 
 def test_cond_on_modules(device):
-    agree(Branches(), xw, grad=True, device=device, pure=True)
+    agree(Branches(), xw, grad=True, device=device, **PURE)
 
 
 def test_cond_whose_branches_differ_in_shape(device):
@@ -133,12 +141,8 @@ def plain_xw():
 
 
 WHILES = {
-    "captured": lambda x, w: while_loop(
-        lambda i, a: i < 3, lambda i, a: (i + 1, a * w + 1), (x.new_zeros((), dtype=torch.int64), x)
-    ),
-    "no step": lambda x, w: while_loop(
-        lambda i, a: i < 0, lambda i, a: (i + 1, a * w + 1), (x.new_zeros((), dtype=torch.int64), x)
-    ),
+    "captured": lambda x, w: while_loop(lambda i, a: i < 3, lambda i, a: (i + 1, a * w + 1), (zero(x), x)),
+    "no step": lambda x, w: while_loop(lambda i, a: i < 0, lambda i, a: (i + 1, a * w + 1), (zero(x), x)),
     "depends on the data": lambda x, w: while_loop(lambda a: a.abs().sum() < 50, lambda a: (a * 2 + w,), (x,)),
     "condition captures": lambda x, w: while_loop(lambda a: a.sum() > w.sum(), lambda a: (a - 1,), (x,)),
 }
@@ -146,7 +150,7 @@ WHILES = {
 
 @pytest.mark.parametrize("name", WHILES)
 def test_while_loop(name, device):
-    agree(WHILES[name], plain_xw, device=device, pure=True)
+    agree(WHILES[name], plain_xw, device=device, **PURE)
 
 
 def test_while_loop_with_parameters_under_no_grad(device):
@@ -156,12 +160,10 @@ def test_while_loop_with_parameters_under_no_grad(device):
             self.lin = nn.Linear(3, 3)
 
         def forward(self, x):
-            return while_loop(
-                lambda i, a: i < 4, lambda i, a: (i + 1, self.lin(a).tanh()), (x.new_zeros((), dtype=torch.int64), x)
-            )
+            return while_loop(lambda i, a: i < 4, lambda i, a: (i + 1, self.lin(a).tanh()), (zero(x), x))
 
     with torch.no_grad():
-        agree(Loop(), lambda: (torch.ones(2, 3),), device=device, pure=True)
+        agree(Loop(), lambda: (torch.ones(2, 3),), device=device, **PURE)
 
 
 SCANS = {
@@ -182,7 +184,7 @@ SCANS = {
 
 @pytest.mark.parametrize("name", SCANS)
 def test_scan(name, device):
-    agree(SCANS[name], xw, grad=True, device=device, pure=True)
+    agree(SCANS[name], xw, grad=True, device=device, **PURE)
 
 
 @pytest.mark.skipif(torch.__version__ >= "2.13", reason="torch 2.13's scan fails on an integer carry with gradients in Dynamo")
@@ -190,9 +192,7 @@ def test_f10_scan_with_an_integer_in_its_carry(device):
     """F10 https://github.com/jax-ml/jax/issues/22045"""
 
     def f(x):
-        return scan(
-            lambda c, a: ((c[0] + 1, c[1] + a * c[0]), c[1].clone()), (x.new_zeros((), dtype=torch.int64), x.new_zeros(())), x
-        )[0][1]
+        return scan(lambda c, a: ((c[0] + 1, c[1] + a * c[0]), c[1].clone()), (zero(x), x.new_zeros(())), x)[0][1]
 
     x = torch.ones(4).to(device).requires_grad_()
     s = compiled(f)(x)
@@ -232,7 +232,7 @@ MAPS = {
 
 @pytest.mark.parametrize("name", MAPS)
 def test_map(name, device):
-    agree(MAPS[name], xw, grad=True, device=device, pure=True)
+    agree(MAPS[name], xw, grad=True, device=device, **PURE)
 
 
 ASSOCIATIVE = {
@@ -246,7 +246,7 @@ ASSOCIATIVE = {
 
 @pytest.mark.parametrize("name", ASSOCIATIVE)
 def test_associative_scan(name, device):
-    agree(ASSOCIATIVE[name], xw, grad=True, device=device, pure=True)
+    agree(ASSOCIATIVE[name], xw, grad=True, device=device, **PURE)
 
 
 # ---------------------------------------------------------------------------------------------------------- checkpoint
@@ -281,7 +281,7 @@ POLICIES = {
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_checkpoint(name, device):
-    agree(Block(POLICIES[name]), lambda: (leaf(3, 8),), grad=True, device=device, pure=True)
+    agree(Block(POLICIES[name]), lambda: (leaf(3, 8),), grad=True, device=device, **PURE)
 
 
 CHECKPOINTS = {
@@ -306,7 +306,7 @@ def no_grad_product(t, w):
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_checkpoint_bodies(name, device):
-    agree(CHECKPOINTS[name], xw, grad=True, device=device, pure=True)
+    agree(CHECKPOINTS[name], xw, grad=True, device=device, **PURE)
 
 
 def test_checkpoint_twice_differentiated(device):
@@ -476,7 +476,7 @@ FUNCTIONS = {
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_autograd_function(name, device):
-    agree(FUNCTIONS[name], xw, grad=True, device=device, pure=True)
+    agree(FUNCTIONS[name], xw, grad=True, device=device, **PURE)
 
 
 @pytest.mark.parametrize("function", [Square, SavesOutput])
@@ -515,7 +515,7 @@ def square_args():
 
 
 def test_nested_compile_region(device):
-    agree(lambda x, w: region(region(x, w), w) * 2, square_args, grad=True, device=device, pure=True)
+    agree(lambda x, w: region(region(x, w), w) * 2, square_args, grad=True, device=device, **PURE)
 
 
 def program_text(f, *args):
@@ -579,7 +579,7 @@ def in_autocast(x, w):
 
 @pytest.mark.parametrize("name", WRAPS)
 def test_wraps(name, device):
-    agree(WRAPS[name], xw, grad=True, device=device, pure=True, tol=1e-2 if "autocast" in name else 1e-5)
+    agree(WRAPS[name], xw, grad=True, device=device, **PURE, tol=1e-2 if "autocast" in name else 1e-5)
 
 
 def test_out_dtype(device):
@@ -587,7 +587,7 @@ def test_out_dtype(device):
         return out_dtype(torch.ops.aten.mm.default, torch.int32, x, w)
 
     args = lambda: (torch.full((4, 5), 100, dtype=torch.int8), torch.full((5, 3), 100, dtype=torch.int8))  # noqa: E731
-    agree(f, args, device=device, pure=True)
+    agree(f, args, device=device, **PURE)
 
 
 # ------------------------------------------------------------------------------------------------------ flex attention
@@ -628,4 +628,4 @@ FLEX = {
 @pytest.mark.parametrize("name", FLEX)
 def test_flex_attention(name, device, flex_anywhere):
     kwargs, shape = FLEX[name]
-    agree(lambda q, k, v: flex_attention(q, k, v, **kwargs), lambda: qkv(**shape), grad=True, device=device, pure=True)
+    agree(lambda q, k, v: flex_attention(q, k, v, **kwargs), lambda: qkv(**shape), grad=True, device=device, **PURE)

@@ -1,9 +1,10 @@
 """Higher-order operators during propagation: run the operator on fakes, and its bodies too, so that their nodes have facts.
 
-Each entry is `fn(args, kwargs, run_body) -> (value, bodies)`. There are two sorts. An operator that *is* its body (a checkpoint,
-a nested compile region) has the value that the body gives for its operands, so views and gradients pass through it as in eager.
-An operator that calls its bodies apart (a branch, a loop, an `autograd.Function`) runs them on `_stand_ins`, and its results hang
-on the operands by one autograd node (`_linked`): that is what eager has, and what says which inputs get a gradient.
+Each entry is `fn(args, kwargs, run_body) -> (value, bodies)`. There are two sorts. An operator that *is* its body (a
+checkpoint, a nested compile region) has the value that the body gives for its operands, so views and gradients pass through it
+as in eager. An operator that calls its bodies apart (a branch, a loop, an `autograd.Function`) runs them on `_stand_ins`, and
+its results hang on the operands by one autograd node (`_linked`): that is what eager has, and what says which inputs get a
+gradient.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def _out_dtype(args: tuple, kwargs: dict, run_body: RunBody) -> Result:
     return value, (copy,)
 
 
-# ------------------------------------------------------------------------------------------ operators that call their bodies apart
+# --------------------------------------------------------------------------------------- operators that call their bodies apart
 
 
 def _cond(args: tuple, kwargs: dict, run_body: RunBody) -> Result:
@@ -157,18 +158,42 @@ def _associative_scan(args: tuple, kwargs: dict, run_body: RunBody) -> Result:
 
 
 def _flex_attention(args: tuple, kwargs: dict, run_body: RunBody) -> Result:
-    query, key, value, score_mod, block_mask, _, _, score_buffers, mask_buffers = args
-    precision = torch.float64 if query.dtype is torch.float64 else torch.float32
-    score = query.new_empty((), dtype=precision)
+    query, key, value, score_mod, block_mask, _, _, *buffers = args
+    tensors = (query, key, value, *buffers[0])
+    bodies = _score_bodies(query, score_mod, block_mask[-1], *buffers, any(map(_requires_grad, tensors)), run_body)
+    rows = query.new_empty(query.shape[:-1], dtype=_score_dtype(query))
+    out, lse = _linked((query.new_empty((*query.shape[:-1], value.shape[-1])), rows), tensors)
+    return (out, lse, torch.empty_like(rows)), bodies
+
+
+def _flex_attention_backward(args: tuple, kwargs: dict, run_body: RunBody) -> Result:
+    query, key, value = args[:3]
+    score_mod, _, block_mask, _, _, *buffers = args[7:]
+    if buffers[0]:
+        raise UnsupportedOperatorError("flex_attention_backward with buffers of a score_mod has no JAX lowering")
+    bodies = _score_bodies(query, score_mod, block_mask[-1], *buffers, True, run_body)
+    return (*(torch.empty_like(tensor) for tensor in (query, key, value)), ()), bodies
+
+
+def _score_bodies(
+    query: torch.Tensor,
+    score_mod: fx.GraphModule,
+    mask_mod: fx.GraphModule,
+    score_buffers: tuple,
+    mask_buffers: tuple,
+    needs_grad: bool,
+    run_body: RunBody,
+) -> tuple[fx.GraphModule, ...]:
+    """The functions of one score, and of its batch, head, query and key position."""
+    score = query.new_empty((), dtype=_score_dtype(query))
     places = [query.new_empty((), dtype=torch.int32) for _ in range(4)]
-    tensors = (query, key, value, *score_buffers)
-    needs_grad = any(map(_requires_grad, tensors))
     score_copy, _ = run_body(score_mod, _stand_ins((score, *places, *score_buffers), needs_grad))
-    mask_copy, _ = run_body(block_mask[-1], _stand_ins((*places, *mask_buffers)))
-    rows = query.new_empty(query.shape[:-1], dtype=precision)
-    out = query.new_empty((*query.shape[:-1], value.shape[-1]))
-    out, lse = _linked((out, rows), tensors)
-    return (out, lse, torch.empty_like(rows)), (score_copy, mask_copy)
+    mask_copy, _ = run_body(mask_mod, _stand_ins((*places, *mask_buffers)))
+    return score_copy, mask_copy
+
+
+def _score_dtype(query: torch.Tensor) -> torch.dtype:
+    return torch.float64 if query.dtype is torch.float64 else torch.float32
 
 
 def _autograd_function(args: tuple, kwargs: dict, run_body: RunBody) -> Result:
@@ -295,6 +320,7 @@ _OPERATORS: dict[str, Callable[[tuple, dict, RunBody], Result]] = {
     "autograd_function_apply": _autograd_function,
     "cond": _cond,
     "flex_attention": _flex_attention,
+    "flex_attention_backward": _flex_attention_backward,
     "hints_wrapper": _inlined_packed,
     "invoke_quant": _inlined(0),
     "invoke_quant_packed": _inlined(0),

@@ -13,12 +13,28 @@ from pure_backend.jax_bridge.lowerings.registry import Site, lowers
 
 
 @lowers("hop::flex_attention")
-def flex_attention(site: Site, query, key, value, score_mod, block_mask, scale, kernel_options, score_buffers, mask_buffers):
+def flex_attention(site: Site, query, key, value, score_mod, block_mask, scale, kernel_options, *buffers):
     """Torch's reference: every score is computed, whatever blocks the mask leaves out.
 
     Returns:
         The attention, and for each row the logarithm of its sum of exponentials and its largest score, both to the base 2.
     """
+    return _attention(site, query, key, value, scale, *buffers)
+
+
+@lowers("hop::flex_attention_backward")
+def flex_attention_backward(site: Site, query, key, value, out, lse, grad_out, grad_lse, *rest):
+    """The gradients of the query, the key and the value."""
+    _, _, _, scale, _, *buffers = rest
+
+    def forward(query, key, value):
+        return _attention(site, query, key, value, scale, *buffers)[:2]
+
+    _, vjp = jax.vjp(forward, query, key, value)
+    return (*vjp((grad_out, jnp.zeros_like(lse) if grad_lse is None else grad_lse)), ())
+
+
+def _attention(site: Site, query, key, value, scale, score_buffers, mask_buffers):
     score_gm, mask_gm = site.bodies
     groups = query.shape[1] // key.shape[1]
     key, value = (jnp.repeat(x, groups, axis=1) for x in (key, value))
