@@ -116,7 +116,10 @@ class Walker:
 
     def constant(self, gm: fx.GraphModule, node: fx.Node) -> Any:
         value = getattr(gm, node.target)
-        return jnp.asarray(value.numpy()) if isinstance(value, torch.Tensor) else value
+        if not isinstance(value, torch.Tensor):
+            return value
+        exact = value.float() if value.is_floating_point() and value.itemsize < 4 else value  # numpy has no bfloat16
+        return jnp.asarray(exact.numpy()).astype(to_jax_dtype(value.dtype))
 
     def node_or_impurity(self, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
         """The value of a node; one without a lowering is noted, and zeros let the walk go on to find all of them."""

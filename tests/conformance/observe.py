@@ -63,5 +63,11 @@ def _gradients(outputs: Sequence[Any], inputs: Sequence[torch.Tensor]) -> list[t
     if not heads or not inputs:
         return []
     generator = torch.Generator().manual_seed(COTANGENT_SEED)
-    cotangents = [torch.randn(t.shape, dtype=torch.float64, generator=generator).to(t.dtype) for t in heads]
+    cotangents = [_cotangent(head, generator) for head in heads]
     return list(torch.autograd.grad(heads, inputs, cotangents, allow_unused=True))
+
+
+def _cotangent(head: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Numbers that every dtype has, so that double precision is given the same ones."""
+    parts = torch.randn((2, *head.shape), generator=generator).bfloat16().float()
+    return (torch.complex(*parts) if head.is_complex() else parts[0]).to(head.dtype)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import logging
 import re
 import warnings
+from collections.abc import Iterator
 
 import torch
 from torch.testing._internal.opinfo.core import SampleInput
 from torch.utils import _pytree as pytree
 
 import pure_backend
-from pure_backend.errors import UnsupportedOperatorError
 
 from .cases import Case, entries, function_of, sample_of
 from .compare import difference
@@ -78,29 +80,44 @@ def _against(case: Case, call: Call, free: Latitude, want: Observed) -> Outcome:
     def compiled(*tensors):
         return pytree.tree_unflatten(run_compiled(*tensors), spec)
 
-    try:
-        got = observe(compiled, twins(call.tensors), free, grad=bool(want.grads))
-    except Exception as error:
-        return _failed(case, error)
+    with _reasons() as reasons:
+        try:
+            got = observe(compiled, twins(call.tensors), free, grad=bool(want.grads))
+        except Exception as error:
+            return Outcome(case, "raised", f"{type(error).__name__}: {str(error)[:600]}")
     text = difference(entries()[case.op], want, got, lambda: _in_double(call, free))
-    return Outcome(case, "compiled") if text is None else Outcome(case, "wrong", text)
+    if text is not None:
+        return Outcome(case, "wrong", text)
+    return Outcome(case, "eager", reasons[0]) if reasons else Outcome(case, "compiled")
 
 
-def _failed(case: Case, error: Exception) -> Outcome:
-    """The outcome of a case whose compiled side raised."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, UnsupportedOperatorError):
-            return Outcome(case, "eager", reason(str(cause)))
-        cause = cause.__cause__
-    return Outcome(case, "raised", f"{type(error).__name__}: {str(error)[:600]}")
+@contextlib.contextmanager
+def _reasons() -> Iterator[list[str]]:
+    """Why nodes are left to eager meanwhile: the backend logs each decision."""
+    found: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: found.extend(map(_plain, re.findall(_REASON, record.getMessage())))
+    logger = logging.getLogger("pure_backend")
+    logger.addHandler(handler)
+    propagate, logger.propagate = logger.propagate, False
+    try:
+        yield found
+    finally:
+        logger.propagate = propagate
+        logger.removeHandler(handler)
 
 
-def reason(text: str) -> str:
-    """An error without the shapes and the place in the program, so that equal reasons are one."""
-    lines = text.splitlines()
-    line = next((line for line in lines if line.startswith("needs the values")), lines[0])
-    return re.sub(r"\(.*| of shape.*", "", line).replace("argument 't0'", "an argument").strip(" ,")
+# "- op (kind) at file:line: detail" in a list of impure nodes, or a whole graph's one reason.
+_REASON = r"(?m)^- .*? \((.*)|runs in eager: (.*)"
+
+
+def _plain(groups: tuple[str, str]) -> str:
+    """A reason without shapes and places, so that equal reasons are one."""
+    listed, whole = groups
+    kind, _, detail = listed.partition(")")
+    detail = re.sub(r"^ at .*?:\d+", "", detail).lstrip(": ")
+    text = f"{kind}: {detail}" if listed else whole
+    return re.sub(r"\(.*| of shape.*", "", text).strip(" ,")
 
 
 def _in_double(call: Call, free: Latitude) -> Observed | None:

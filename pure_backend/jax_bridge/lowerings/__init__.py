@@ -13,9 +13,12 @@ from pure_backend.jax_bridge.lowerings import linalg as linalg
 from pure_backend.jax_bridge.lowerings import losses as losses
 from pure_backend.jax_bridge.lowerings import matmul as matmul
 from pure_backend.jax_bridge.lowerings import normalization as normalization
+from pure_backend.jax_bridge.lowerings import pooling as pooling
 from pure_backend.jax_bridge.lowerings import random as random
 from pure_backend.jax_bridge.lowerings import reductions as reductions
+from pure_backend.jax_bridge.lowerings import scatter as scatter
 from pure_backend.jax_bridge.lowerings import shapes as shapes
+from pure_backend.jax_bridge.lowerings import special as special
 from pure_backend.jax_bridge.lowerings import transformer as transformer
 from pure_backend.jax_bridge.lowerings import views as views
 from pure_backend.jax_bridge.lowerings.registry import Site as Site

@@ -9,7 +9,8 @@ from jax import lax
 from pure_backend.jax_bridge.lowerings.registry import Site, lowers
 
 
-def _tuple(value, n: int) -> tuple[int, ...]:
+def as_tuple(value, n: int) -> tuple[int, ...]:
+    """An int or a list of one as `n` numbers."""
     value = (value,) * n if isinstance(value, int) else tuple(value)
     return value * n if len(value) == 1 else value
 
@@ -20,7 +21,7 @@ def _padding(padding, kernel, dilation, n: int):
     if padding == "same":
         total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
         return [(t // 2, t - t // 2) for t in total]
-    return [(p, p) for p in _tuple(padding, n)]
+    return [(p, p) for p in as_tuple(padding, n)]
 
 
 def _convolve(x, weight, stride, padding, dilation, groups, lhs_dilation=None):
@@ -48,7 +49,7 @@ def _batched(x, n: int):
 def convolution(site: Site, x, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
     """Convolution of `x: f[batch, in, ...]` with `weight: f[out, in / groups, ...]`."""
     n = weight.ndim - 2
-    stride, dilation = _tuple(stride, n), _tuple(dilation, n)
+    stride, dilation = as_tuple(stride, n), as_tuple(dilation, n)
     x, single = _batched(x.astype(site.dtype), n)
     pads = _padding(padding, weight.shape[2:], dilation, n)
     out = _convolve(x, weight.astype(site.dtype), stride, pads, dilation, groups)
@@ -61,8 +62,8 @@ def convolution(site: Site, x, weight, bias=None, stride=1, padding=0, dilation=
 def conv_transpose(site: Site, x, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
     """The gradient of a convolution as an operator: `weight: f[in, out / groups, ...]`."""
     n = weight.ndim - 2
-    stride, padding, dilation = _tuple(stride, n), _tuple(padding, n), _tuple(dilation, n)
-    extra = _tuple(output_padding, n)
+    stride, padding, dilation = as_tuple(stride, n), as_tuple(padding, n), as_tuple(dilation, n)
+    extra = as_tuple(output_padding, n)
     x, single = _batched(x.astype(site.dtype), n)
     kernel = weight.astype(site.dtype)
     kernel = kernel.reshape(groups, kernel.shape[0] // groups, *kernel.shape[1:])
@@ -85,10 +86,10 @@ def aten_convolution(site: Site, x, weight, bias, stride, padding, dilation, tra
 
 def _windows(x, kernel, stride, padding, dilation, n: int, ceil_mode: bool, out_shape):
     """Window arguments of `lax.reduce_window` that give torch's own output size."""
-    kernel, dilation = _tuple(kernel, n), _tuple(dilation, n)
-    stride = kernel if stride is None or stride == [] else _tuple(stride, n)
+    kernel, dilation = as_tuple(kernel, n), as_tuple(dilation, n)
+    stride = kernel if stride is None or stride == [] else as_tuple(stride, n)
     pads = []
-    for size, k, s, p, d, o in zip(x.shape[-n:], kernel, stride, _tuple(padding, n), dilation, out_shape[-n:], strict=True):
+    for size, k, s, p, d, o in zip(x.shape[-n:], kernel, stride, as_tuple(padding, n), dilation, out_shape[-n:], strict=True):
         needed = (o - 1) * s + d * (k - 1) + 1
         pads.append((p, max(needed - size - p, 0)))
     lead = x.ndim - n
@@ -129,7 +130,7 @@ def avg_pool(
     total = lax.reduce_window(x, np.zeros((), x.dtype)[()], lax.add, **args)
     if divisor_override:
         return total / divisor_override
-    return total / _window_sizes(x, args, _tuple(padding, n), n, count_include_pad)
+    return total / _window_sizes(x, args, as_tuple(padding, n), n, count_include_pad)
 
 
 def _window_sizes(x, args, padding, n: int, count_include_pad: bool):

@@ -11,20 +11,19 @@ from jax import lax
 from pure_backend.errors import PureBackendError
 from pure_backend.ir.describe import source_line
 from pure_backend.jax_bridge.lowerings.registry import Site, lowers
-from pure_backend.jax_bridge.lowerings.values import as_array, magnitude, wide
+from pure_backend.jax_bridge.lowerings.values import angle, as_array, magnitude, sgn, wide
 
 _UNARY = {
     "abs": magnitude,
     "acos": jnp.arccos,
     "acosh": jnp.arccosh,
-    "angle": jnp.angle,
+    "angle": angle,
     "asin": jnp.arcsin,
     "asinh": jnp.arcsinh,
     "atan": jnp.arctan,
     "atanh": jnp.arctanh,
     "cos": jnp.cos,
     "cosh": jnp.cosh,
-    "digamma": jax.scipy.special.digamma,
     "erf": lax.erf,
     "erfc": lax.erfc,
     "erfinv": lax.erf_inv,
@@ -63,7 +62,7 @@ _EXACT = {
     "positive": lambda x: x,
     "resolve_conj": lambda x: x,
     "resolve_neg": lambda x: x,
-    "sgn": lambda x: jnp.where(jnp.isnan(x), 0, jnp.sign(x)),
+    "sgn": sgn,
     "sign": lambda x: jnp.where(jnp.isnan(x), 0, jnp.sign(x)),  # torch: the sign of NaN is 0
     "signbit": jnp.signbit,
     "square": lambda x: x * x,
@@ -191,14 +190,23 @@ def div(site: Site, x, y, rounding_mode=None):
 @lowers("pow", "float_power")
 def power(site: Site, x, y):
     """Power; an exponent known at compile time stays one, so that `x ** 2` is a product."""
+    if jnp.issubdtype(site.dtype, jnp.integer) and (isinstance(y, jax.Array) or y < 0):
+        return _integer_power(as_array(x, site.dtype), as_array(y, site.dtype))
     if isinstance(y, (int, float)) and float(y).is_integer() and abs(y) < 2**31 and isinstance(x, jax.Array):
-        if jnp.issubdtype(site.dtype, jnp.integer) and y < 0:
-            return jnp.power(as_array(x, site.dtype), as_array(y, site.dtype))
         return lax.integer_pow(as_array(x, site.dtype), int(y))
     x = as_array(x, site.dtype)
     if isinstance(y, float) and y == 0.5:  # as torch does, which matters for -inf and -0
         return jnp.sqrt(x)
     return jnp.power(x, as_array(y, site.dtype))
+
+
+def _integer_power(x, y):
+    """Integer power that wraps; for a negative exponent the quotient, which is 0 unless the base is 1 or -1."""
+    if not jnp.issubdtype(y.dtype, jnp.signedinteger):
+        return jnp.power(x, y)
+    odd = jnp.where(y % 2 == 0, 1, -1).astype(x.dtype)
+    inverse = jnp.where(x == 1, 1, jnp.where(x == -1, odd, 0)).astype(x.dtype)
+    return jnp.where(y < 0, inverse, jnp.power(x, jnp.maximum(y, 0)))
 
 
 @lowers("where")
@@ -217,13 +225,13 @@ def masked_fill(site: Site, x, mask, value):
 def clamp(site: Site, x, min=None, max=None):
     """Values limited to `[min, max]`; NaN stays NaN."""
     x = as_array(x, site.dtype)
-    if min is not None:  # selections, because at a bound torch passes the whole gradient and minimum/maximum half of it
-        min = as_array(min, site.dtype)
-        x = jnp.where(x < min, min, x)
-    if max is not None:
-        max = as_array(max, site.dtype)
-        x = jnp.where(x > max, max, x)
-    return x
+    low = None if min is None else as_array(min, site.dtype)
+    high = None if max is None else as_array(max, site.dtype)
+    # Selections, because at a bound torch passes the whole gradient and minimum/maximum half of it. Where the bounds meet, the
+    # lower one has no gradient either; where they cross, the upper one counts.
+    if low is not None:
+        x = jnp.where(x < low, low if high is None else jnp.where(low < high, low, lax.stop_gradient(low)), x)
+    return x if high is None else jnp.where((x > high) | (False if low is None else low > high), high, x)
 
 
 @lowers("clamp_min")

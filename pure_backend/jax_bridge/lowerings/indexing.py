@@ -103,6 +103,46 @@ def index_put_(site: Site, x, indices, values, accumulate=False):
     return index_put(site, x, indices, values, accumulate)
 
 
+@lowers("put")
+def put(site: Site, x, index, source, accumulate=False):
+    """Values put, or added, at places of the flattened tensor."""
+    flat, where = x.reshape(-1), index.reshape(-1)
+    change = flat.at[where].add if accumulate else flat.at[where].set
+    return change(source.reshape(-1).astype(x.dtype)).reshape(x.shape)
+
+
+@lowers("aten::_unsafe_masked_index")
+def unsafe_masked_index(site: Site, x, mask, indices, fill):
+    """`x[indices]` where the mask is true; elsewhere an index may be out of range and the fill value is read."""
+    picked = x[tuple(_clipped(x, indices))]
+    return jnp.where(_beside(mask, picked), picked, as_array(fill, x.dtype))
+
+
+@lowers("aten::_unsafe_masked_index_put_accumulate")
+def unsafe_masked_index_put_accumulate(site: Site, x, mask, indices, values):
+    """Values added at `indices` where the mask is true."""
+    return x.at[tuple(_clipped(x, indices))].add(jnp.where(_beside(mask, values), values, 0))
+
+
+def _clipped(x, indices):
+    """Indices within range, and whole dimensions for None."""
+    for dim, index in enumerate(indices):
+        yield slice(None) if index is None else jnp.clip(index, -x.shape[dim], max(x.shape[dim] - 1, 0))
+
+
+def _beside(mask, values):
+    """A mask of the indexed dimensions, with the others of `values` behind it."""
+    return mask.reshape(*mask.shape, *(1,) * (values.ndim - mask.ndim))
+
+
+@lowers("nonzero_static")
+def nonzero_static(site: Site, x, *, size, fill_value=-1):
+    """The places of nonzero elements: the first `size` of them, filled up."""
+    if x.ndim == 0 or size == 0:
+        return jnp.full(tuple(site.out.shape), fill_value, jnp.int64)
+    return jnp.stack(jnp.nonzero(x, size=size, fill_value=fill_value), axis=-1)
+
+
 @lowers("F.embedding")
 @updates
 def embedding(site: Site, ids, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False):
@@ -203,8 +243,8 @@ def take(site: Site, x, index):
     return x.reshape(-1)[index]
 
 
-def _scattered(x, dim, index, source, how: str):
-    """`x` with `source` combined in at `index`, in torch's sense of scatter."""
+def scattered(x, dim, index, source, how: str):
+    """`x` with `source` combined in at `index`, as torch scatters; `how` is a method of `x.at[...]`."""
     if x.ndim == 0:
         return getattr(x.reshape(1).at[index.reshape(-1)], how)(jnp.broadcast_to(source, index.shape).reshape(-1)).reshape(())
     dim = dim % x.ndim
@@ -220,13 +260,13 @@ def scatter(site: Site, x, dim, index, src=None, *, value=None, reduce=None):
     """Writes at indices."""
     source = as_array(value if src is None else src, x.dtype)
     how = {None: "set", "add": "add", "multiply": "multiply"}[reduce]
-    return _scattered(x, dim, index, source, how)
+    return scattered(x, dim, index, source, how)
 
 
 @lowers("scatter_add")
 def scatter_add(site: Site, x, dim, index, src):
     """Sums at indices."""
-    return _scattered(x, dim, index, src.astype(x.dtype), "add")
+    return scattered(x, dim, index, src.astype(x.dtype), "add")
 
 
 @lowers("index_add")

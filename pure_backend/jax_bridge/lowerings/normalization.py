@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import lax
 
-from pure_backend.jax_bridge.lowerings.registry import Site, lowers, updates
+from pure_backend.jax_bridge.lowerings.registry import Site, lowers, unsupported, updates
 from pure_backend.jax_bridge.lowerings.values import wide
 
 
@@ -134,9 +134,20 @@ def normalize(site: Site, x, p=2.0, dim=1, eps=1e-12, out=None):
     return (wide(x) / jnp.maximum(length, eps)).astype(site.dtype)
 
 
-@lowers("aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::_native_batch_norm_legit_functional")
+_UNDECLARED = "it moves running statistics and does not say so by their versions"
+
+
+@lowers("_batch_norm_with_update")
+def batch_norm_with_update(site: Site, *args, **kwargs):
+    """For inference over modules in training; JAX has no use of what it reserves for its backward."""
+    raise unsupported(site, _UNDECLARED)
+
+
+@lowers("native_batch_norm", "_native_batch_norm_legit", "aten::_native_batch_norm_legit_functional")
 def native_batch_norm(site: Site, x, weight, bias, running_mean, running_var, training, momentum, eps):
     """`(out, mean, rstd)`, and for the functional form the new running statistics."""
+    if training and running_mean is not None and len(site.out) == 3:
+        raise unsupported(site, _UNDECLARED)
     work, shape = wide(x), _channels(x)
     if not training:
         rstd = lax.rsqrt(wide(running_var) + eps)

@@ -4,8 +4,8 @@ A lowering is `fn(site, *args, **kwargs)`: the node's arguments with arrays in t
 node's expected result. It returns the result as arrays; a tensor method that writes its first argument (`add_`, `copy_`)
 returns that argument's new value. The walker casts the result to torch's dtype and checks its shape.
 
-A call whose arguments a lowering does not take, or for which it returns `NotImplemented`, is decomposed by torch; a call that it
-knows JAX cannot do raises `unsupported(site, reason)` and is left to eager.
+A call whose arguments a lowering does not take, or for which it returns `NotImplemented`, is decomposed by torch; a call of
+which it knows that JAX cannot do it raises `unsupported(site, reason)` and is left to eager.
 
 To add one: write the function in the file of its family, name the operators in `@lowers(...)`, add a row to the test of the
 family. Names are `add` for `torch.add`, `Tensor.add`, `operator.add` and `aten.add`; `F.gelu` for functions of
@@ -29,7 +29,7 @@ from torch._prims_common import elementwise_dtypes
 
 from pure_backend.errors import UnsupportedOperatorError
 from pure_backend.ir.describe import describe_node
-from pure_backend.jax_bridge.avals import to_jax_dtype
+from pure_backend.jax_bridge.avals import supported_dtype, to_jax_dtype
 from pure_backend.jax_bridge.rng import KeyStream
 
 Lowering = Callable[..., Any]
@@ -65,6 +65,8 @@ class Site:
     def dtype(self) -> Any:
         """JAX dtype of the (first) result."""
         out = self.out[0] if isinstance(self.out, (tuple, list)) else self.out
+        if not supported_dtype(out.dtype):
+            raise unsupported(self, f"JAX has no {out.dtype}")
         return to_jax_dtype(out.dtype)
 
     def promoted(self, *args: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from pure_backend.jax_bridge.lowerings.registry import Site, lowers
@@ -184,9 +185,22 @@ def pad(site: Site, x, pad, mode="constant", value=None):
     if mode == "constant":
         fill = as_array(0 if value is None else value, x.dtype)
         return lax.pad(x, fill, [(low, high, 0) for low, high in amounts])
-    crop = tuple(slice(max(-low, 0), n - max(-high, 0)) for (low, high), n in zip(amounts, x.shape, strict=True))
-    grown = [(max(low, 0), max(high, 0)) for low, high in amounts]
-    return jnp.pad(x[crop], grown, mode={"reflect": "reflect", "replicate": "edge", "circular": "wrap"}[mode])
+    if mode == "circular":
+        crop = tuple(slice(max(-low, 0), n - max(-high, 0)) for (low, high), n in zip(amounts, x.shape, strict=True))
+        return jnp.pad(x[crop], [(max(low, 0), max(high, 0)) for low, high in amounts], mode="wrap")
+    for dim, (low, high) in enumerate(amounts):
+        if low or high:
+            x = jnp.take(x, _mirrored(x.shape[dim], low, high, mode), axis=dim)
+    return x
+
+
+def _mirrored(size: int, low: int, high: int, mode: str) -> np.ndarray:
+    """Where each element of a padded dimension comes from; the ends are those of the whole dimension, even if it is cropped."""
+    place = np.arange(-low, size + high)
+    if mode == "replicate":
+        return np.clip(place, 0, size - 1)
+    place = np.abs(place)
+    return np.where(place > size - 1, 2 * (size - 1) - place, place)
 
 
 @lowers("repeat_interleave")

@@ -28,6 +28,22 @@ def magnitude(x: jax.Array) -> jax.Array:
     return jnp.abs(x) if jnp.iscomplexobj(x) else x * jax.lax.stop_gradient(jnp.sign(x))
 
 
+def angle(x: jax.Array) -> jax.Array:
+    """The angle of complex numbers, and 0 or pi for real ones; its gradient at 0 is 0."""
+    if not jnp.iscomplexobj(x):
+        return jnp.where(jnp.isnan(x), x, jnp.where(x < 0, jnp.asarray(np.pi, x.dtype), 0))
+    zero = x == 0
+    return jnp.where(zero, jax.lax.stop_gradient(jnp.angle(x)), jnp.angle(jnp.where(zero, 1, x)))
+
+
+def sgn(x: jax.Array) -> jax.Array:
+    """The sign; of complex numbers the direction, which has a gradient. The sign of NaN is 0, as in torch."""
+    if not jnp.iscomplexobj(x):
+        return jnp.where(jnp.isnan(x), 0, jnp.sign(x))
+    zero = x == 0
+    return jnp.where(zero, 0, x / jnp.abs(jnp.where(zero, 1, x)))
+
+
 def real_dtype(dtype: Any) -> Any:
     """The dtype of the parts of a complex dtype, or the dtype itself."""
     return jnp.finfo(dtype).dtype if jnp.issubdtype(dtype, jnp.complexfloating) else dtype

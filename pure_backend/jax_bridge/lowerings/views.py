@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from pure_backend.ir.geometry import Geometry
-from pure_backend.ir.views import Gather, Plan, plan_view
+from pure_backend.ir.views import Gather, OutOfBase, Plan, plan_view
 from pure_backend.jax_bridge.avals import to_jax_dtype
-from pure_backend.jax_bridge.lowerings.registry import Site, lowers
+from pure_backend.jax_bridge.lowerings.registry import Site, lowers, unsupported
 from pure_backend.jax_bridge.lowerings.values import keep_gradient_of
 
 
@@ -37,8 +37,26 @@ def write_view(site: Site, value, new, base: Geometry, view: Geometry):
 @lowers("as_strided")
 def as_strided(site: Site, x, size, stride, storage_offset=None):
     """Elements by stride, counted from where `x` lies in memory."""
-    base, view = Geometry.of(site.args[0]), Geometry.of(site.out)
-    return _read(x, plan_view(base, view))
+    return _read(x, _strided_plan(site, size, stride, storage_offset))
+
+
+@lowers("as_strided_scatter")
+def as_strided_scatter(site: Site, x, source, size, stride, storage_offset=None):
+    """`x` with the elements at strides replaced."""
+    if site.args[0].requires_grad:
+        raise unsupported(site, "eager's gradient of as_strided_scatter goes to the elements that were replaced")
+    return _write(x, source.astype(x.dtype), _strided_plan(site, size, stride, storage_offset))
+
+
+def _strided_plan(site: Site, size, stride, storage_offset) -> Plan:
+    """The plan of a view by strides; they count along the memory of the first argument as eager has it."""
+    base = Geometry.of(site.args[0])
+    offset = base.offset if storage_offset is None else storage_offset
+    view = base._replace(size=tuple(size), stride=tuple(stride), offset=offset)
+    try:
+        return plan_view(base, view)
+    except OutOfBase as error:
+        raise unsupported(site, f"strides show memory beyond the tensor they are taken of ({error})") from error
 
 
 @lowers("keep_gradient")
