@@ -16,7 +16,7 @@ from torch._higher_order_ops.out_dtype import out_dtype
 from torch._higher_order_ops.scan import scan as torch_scan
 from torch._higher_order_ops.while_loop import while_loop
 from torch._higher_order_ops.wrap import wrap
-from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -629,3 +629,70 @@ FLEX = {
 def test_flex_attention(name, device, flex_anywhere):
     kwargs, shape = FLEX[name]
     agree(lambda q, k, v: flex_attention(q, k, v, **kwargs), lambda: qkv(**shape), grad=True, device=device, **PURE)
+
+
+class Biased(nn.Module):
+    """A score_mod and a mask that capture tensors, of which one is learned."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias = nn.Parameter(torch.tensor([0.5, -0.25]))
+        self.register_buffer("limit", torch.tensor(9))
+
+    def forward(self, q, k, v):
+        def score_mod(score, b, h, i, j):
+            return score + self.bias[h] * (i - j)
+
+        return flex_attention(q, k, v, score_mod=score_mod)
+
+
+@pytest.mark.filterwarnings("ignore:.*flex_attention called without torch.compile")
+def test_flex_attention_captures(device, flex_anywhere):
+    """The gradient of a captured parameter."""
+    agree(Biased(), lambda: qkv(length=8), grad=True, device=device, tol=1e-4, **PURE)
+
+
+def masked(mask_mod, length):
+    def f(q, k, v):
+        mask = create_block_mask(mask_mod, None, None, length, length, device=q.device)
+        return flex_attention(q, k, v, block_mask=mask)
+
+    return f
+
+
+MASKS = {
+    "causal": causal,
+    "window": lambda b, h, i, j: (i - j).abs() <= 3,
+    "empty rows": lambda b, h, i, j: (i >= j) & (i % 3 != 0),
+    "by head": lambda b, h, i, j: (i >= j) | (h == 1),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*flex_attention called without torch.compile")
+@pytest.mark.parametrize("name", MASKS)
+def test_flex_attention_masks(name, device, flex_anywhere):
+    """A mask that is made inside of the compiled function; a row without any score gives zeros and no gradient."""
+    agree(masked(MASKS[name], 16), qkv, grad=True, device=device)
+
+
+@pytest.mark.filterwarnings("ignore:.*flex_attention called without torch.compile")
+def test_flex_attention_with_a_mask_made_before(flex_anywhere):
+    mask = create_block_mask(causal, None, None, 16, 16, device="cpu")
+    agree(lambda q, k, v: flex_attention(q, k, v, block_mask=mask), qkv, grad=True, **PURE)
+
+
+@pytest.mark.filterwarnings("ignore:.*flex_attention called without torch.compile")
+def test_flex_attention_gives_its_log_sum_exp(device, flex_anywhere):
+    def f(q, k, v):
+        out, aux = flex_attention(q, k, v, score_mod=alibi, return_aux=AuxRequest(lse=True))
+        return out, aux.lse
+
+    agree(f, qkv, grad=True, device=device, **PURE)
+
+
+@pytest.mark.filterwarnings("ignore:.*flex_attention called without torch.compile")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_flex_attention_dtypes(dtype, device, flex_anywhere):
+    make = lambda: tuple(t.detach().to(dtype).requires_grad_() for t in qkv())  # noqa: E731
+    tol = 1e-5 if dtype is torch.float64 else 4e-2
+    agree(lambda q, k, v: flex_attention(q, k, v, score_mod=alibi), make, grad=True, device=device, tol=tol, **PURE)
