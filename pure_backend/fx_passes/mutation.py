@@ -290,7 +290,7 @@ class _Outputs:
         node = leaf
         while node.op != "placeholder":
             storage = facts(leaf).geometry.storage
-            parents = [a for a in node.all_input_nodes if _shares(a, storage)]
+            parents = [a for a in _sources(node) if _shares(a, storage)]
             if not parents:
                 return creator
             node = parents[0]
@@ -310,6 +310,13 @@ def _storages_with_cells(gm: fx.GraphModule) -> set[int]:
     cells |= {geometry.storage for node in gm.graph.nodes for _, geometry in facts(node).restrided}
     strided = (n for n in gm.graph.nodes if n.target in ("as_strided", torch.as_strided))
     return cells | {facts(node).geometry.storage for node in strided}
+
+
+def _sources(node: fx.Node) -> list[fx.Node]:
+    """The nodes that a node's value may be made of: all of its arguments, or the one that it takes out of a tuple of them."""
+    if node.target is operator.getitem and isinstance(node.args[0], (tuple, list)):
+        return [node.args[0][node.args[1]]]
+    return node.all_input_nodes
 
 
 def _shares(node: fx.Node, storage: int) -> bool:
