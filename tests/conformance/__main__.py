@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
-import importlib.util
 import json
-import multiprocessing
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
-from .cases import DTYPES, cases, dtype_name, entries, supports
-from .outcome import Outcome, forget, run
+from .cases import DTYPES, dtype_name, entries, supports
+from .outcome import Outcome
+from .parallel import run_units
 from .report import write_report
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,38 +34,10 @@ def main() -> None:
         if supports(entry, getattr(torch, dtype)) and (not args.ops or name in args.ops)
     ]
     start = time.monotonic()
-    outcomes = list(_progress(units, args.processes))
+    outcomes = list(run_units(units, args.processes))
     if args.log:
         args.log.write_text("".join(_line(outcome) for outcome in outcomes))
     write_report(args.report, outcomes, args.samples, time.monotonic() - start)
-
-
-def _progress(units: list[tuple[str, torch.dtype, int]], processes: int) -> Iterator[Outcome]:
-    bar = tqdm(total=len(units), unit="op", smoothing=0.05)
-    bad = 0
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(processes, context, _start) as pool:
-        for future in concurrent.futures.as_completed([pool.submit(_run_unit, *unit) for unit in units]):
-            outcomes = future.result()
-            bad += sum(outcome.kind in ("wrong", "raised") for outcome in outcomes)
-            bar.update()
-            bar.set_postfix(bad=bad)
-            yield from outcomes
-
-
-def _start() -> None:
-    """One thread a process: the processes are the parallelism."""
-    torch.set_num_threads(1)
-    if importlib.util.find_spec("torch_xla") is not None:  # before any backward: autograd makes the queues of all devices
-        import torch_xla
-
-        torch_xla.device()
-
-
-def _run_unit(name: str, dtype: torch.dtype, limit: int) -> list[Outcome]:
-    outcomes = [run(case, sample) for case, sample in cases(entries()[name], dtype, limit)]
-    forget()
-    return outcomes
 
 
 def _line(outcome: Outcome) -> str:
