@@ -8,10 +8,14 @@ Example:
     torch.Size([3, 2])
 """
 
+from typing import TYPE_CHECKING, Any
+
 from pure_backend.counters import Statistics as Statistics
 from pure_backend.counters import reset_statistics as reset_statistics
 from pure_backend.counters import statistics as statistics
+from pure_backend.errors import AccuracyError as AccuracyError
 from pure_backend.errors import DeviceError as DeviceError
+from pure_backend.errors import DonationError as DonationError
 from pure_backend.errors import EnvironmentMismatchError as EnvironmentMismatchError
 from pure_backend.errors import ImpureGraphError as ImpureGraphError
 from pure_backend.errors import LoweringError as LoweringError
@@ -24,7 +28,22 @@ from pure_backend.inspect.profiling import scope as scope
 from pure_backend.inspect.report import Report as Report
 from pure_backend.options import Options as Options
 
+if TYPE_CHECKING:
+    from pure_backend.custom_ops.jax_op import CustomOpDef as CustomOpDef
+    from pure_backend.custom_ops.jax_op import jax_op as jax_op
+
 __version__ = "0.1.0"
+
+_NEEDING_JAX = {"jax_op": "pure_backend.custom_ops.jax_op", "CustomOpDef": "pure_backend.custom_ops.jax_op"}
+
+
+def __getattr__(name: str) -> Any:
+    """Names whose modules import JAX, which `import pure_backend` does not."""
+    if name not in _NEEDING_JAX:
+        raise AttributeError(f"module 'pure_backend' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_NEEDING_JAX[name]), name)
 
 
 def clear_caches() -> None:

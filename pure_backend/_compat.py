@@ -240,3 +240,15 @@ def _traceback_at(file: str, line: int, function: str) -> Any:
     scope = {"get_traceback": xla_client.Traceback.get_traceback}
     in_bare_thread(lambda: exec(code, scope))
     return scope["traceback"]
+
+
+def donate_buffer(tensor: torch.Tensor) -> bool:
+    """Let the next execution reuse an `xla` tensor's memory, if it has memory of its own; whether it does.
+
+    A lazy `clone()` or view has none before the next sync: torch_xla would give away the memory of the tensor it was made from.
+    """
+    if tensor.device.type != "xla":
+        return False
+    bindings = torch_xla()._XLAC
+    own = "XLAData: None" not in bindings._get_xla_tensor_debug_info(tensor)
+    return own and bindings._set_buffer_donation(tensor, True)

@@ -6,6 +6,7 @@ A mistake in a call of ours is a `TypeError` or `ValueError`; whatever the compi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 
@@ -37,8 +38,28 @@ class DeviceError(PureBackendError):
     """A tensor lies on a device, or in a layout, that the partition's runtime cannot take."""
 
 
+class DonationError(PureBackendError):
+    """A donated tensor is also used in another way, by which it would be read after its memory was given away."""
+
+
 class LoweringError(PureBackendError):
     """A lowering gave a value that disagrees with PyTorch's own shape for the operator."""
+
+
+class AccuracyError(PureBackendError):
+    """A compiled graph gave other values than eager (`options={"verify": True}`).
+
+    Attributes:
+        node: The name of the first node that differs, or an empty string if none does on its own.
+        error: The largest difference of that node; infinite where shapes, dtypes, NaN or infinity differ.
+        reproducer: A Python file that shows it, or None.
+    """
+
+    def __init__(self, message: str, node: str = "", error: float = float("inf"), reproducer: Path | None = None) -> None:
+        super().__init__(message)
+        self.node = node
+        self.error = error
+        self.reproducer = reproducer
 
 
 class EnvironmentMismatchError(PureBackendError):

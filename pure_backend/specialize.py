@@ -11,9 +11,11 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from pure_backend import _compat
 from pure_backend.errors import ImpureGraphError, UnsupportedOperatorError
 from pure_backend.fx_passes.functional import Alias, Constant, Functional, Value, WriteBack
 from pure_backend.fx_passes.normalize import Normalized
+from pure_backend.ir.donors import donors
 from pure_backend.ir.facts import facts
 from pure_backend.ir.impurity import Impurity
 from pure_backend.jax_bridge.autograd import call_program
@@ -32,8 +34,11 @@ _RETYPED_ON_XLA = (torch.uint16, torch.uint32, torch.uint64)
 class Plan:
     """All that a call with one signature does: gather, one program, write-backs, outputs. Nothing is checked here."""
 
-    def __init__(self, functional: Functional, program: Program, positions: Sequence[int], device: str) -> None:
+    def __init__(
+        self, functional: Functional, program: Program, positions: Sequence[int], device: str, donors: Sequence[int] = ()
+    ) -> None:
         self.program = program
+        self.donors = tuple(donors)
         self.positions = tuple(positions)
         self.storages = tuple((positions.index(i), extent) for i, extent in functional.storage_inputs.items())
         self.write_backs = functional.write_backs
@@ -54,7 +59,10 @@ class Plan:
 
     def __call__(self, args: Sequence[Any]) -> Any:
         """The original graph's outputs."""
-        results = list(call_program(self.program, self.gather(args)))
+        inputs = self.gather(args)
+        results = list(call_program(self.program, inputs))
+        for place in self.donors:
+            _compat.donate_buffer(inputs[place + 1])
         for write_back in self.write_backs:
             _write_back(write_back, args[write_back.input], results[write_back.index])
         for i, dtype in self.retyped.items():
@@ -137,9 +145,10 @@ def plan_call(functional: Functional, reach: Callable[[torch.Tensor], frozenset[
         frozenset(place[i] for i in reach(facts(node).value)) if carries else frozenset()
         for node, carries in zip(results, functional.differentiable, strict=True)
     ]
-    written = [place[write_back.input] for write_back in functional.write_backs]
+    given_away = [place[i] for i in map(placeholders.index, donors(functional.gm)) if i in place]
+    written = sorted({place[write_back.input] for write_back in functional.write_backs} | set(given_away))
     program = compile_graph(functional.gm, functional.differentiable, reached, written, device, options.remat)
-    return Plan(functional, program, positions, device)
+    return Plan(functional, program, positions, device, given_away if device == "xla" else ())
 
 
 class Specializations:

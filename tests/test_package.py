@@ -23,10 +23,11 @@ ARROWS = {
     "fx_passes": {"errors", "options", "ir"},
     "jax_bridge": {"errors", "options", "counters", "ir", "_compat"},
     "signature": {"_compat"},
+    "custom_ops": {"errors", "counters", "ir", "_compat", "jax_bridge"},
     "staged": {"ir", "fx_passes"},
-    "specialize": {"errors", "options", "counters", "ir", "fx_passes", "jax_bridge", "signature", "staged"},
+    "specialize": {"errors", "options", "counters", "_compat", "ir", "fx_passes", "jax_bridge", "signature", "staged"},
     "inspect": {"errors", "options", "counters", "ir", "_compat", "fx_passes", "jax_bridge", "backend"},
-    "backend": {"errors", "options", "counters", "ir", "fx_passes", "jax_bridge", "specialize", "staged"},
+    "backend": {"errors", "options", "counters", "ir", "fx_passes", "jax_bridge", "specialize", "staged", "inspect"},
 }
 
 

@@ -125,7 +125,9 @@ class _Builder:
         name = str(node.target) if node.op == "placeholder" else node.name
         first = next(iter(self.graph.nodes), None)
         with self.graph.inserting_before(first):
-            return self.graph.placeholder(name)
+            placeholder = self.graph.placeholder(name)
+        placeholder.meta.update({key: node.meta[key] for key in ("donated",) if key in node.meta})
+        return placeholder
 
     def finish(self, place: int, produced: dict[fx.Node, int]) -> Stage:
         if self.modes is not None:

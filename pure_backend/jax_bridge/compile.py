@@ -45,7 +45,7 @@ def compile_graph(
     tensors = [value for value in tensors if isinstance(value, torch.Tensor)]
     wanted = tuple(i + 1 for i, t in enumerate(tensors) if t.requires_grad and is_differentiable(t.dtype))
     inputs = wanted if any(differentiable) else ()
-    key = (graph_key(gm), tuple(differentiable), tuple(reach), inputs, tuple(written), device_type, remat, _settings())
+    key = (graph_key(gm), tuple(differentiable), tuple(reach), inputs, tuple(written), device_type, remat, settings())
 
     def make() -> Program:
         with counters.stage("trace"), _compat.x64():
@@ -75,7 +75,7 @@ def _tensors_only(gm: fx.GraphModule) -> fx.GraphModule:
     return gm
 
 
-def _settings() -> tuple[Any, ...]:
+def settings() -> tuple[Any, ...]:
     """Process-wide settings that change what a program computes."""
     config = jax.config
     return (

@@ -146,11 +146,11 @@ class Program:
         with tracing():
             jaxpr = jax.make_jaxpr(gradient)(*primals, *given)
         inputs = self.inputs + tuple(range(len(primals), len(primals) + len(given)))
-        depends = [_depends(jaxpr, i, inputs) for i in range(len(self.inputs))]
-        return Program(jaxpr, inputs, tuple(map(bool, depends)), tuple(depends), self.uses_key, self.runtime, self.remat)
+        reach = [depends(jaxpr, i, inputs) for i in range(len(self.inputs))]
+        return Program(jaxpr, inputs, tuple(map(bool, reach)), tuple(reach), self.uses_key, self.runtime, self.remat)
 
 
-def _depends(jaxpr: Any, output: int, inputs: Sequence[int]) -> frozenset[int]:
+def depends(jaxpr: Any, output: int, inputs: Sequence[int]) -> frozenset[int]:
     """Which of the inputs an output depends on."""
     one = _compat.with_outputs(jaxpr.jaxpr, [jaxpr.jaxpr.outvars[output]])
     _, used = _compat.dce_jaxpr(one)
