@@ -315,7 +315,8 @@ def _storages_with_cells(gm: fx.GraphModule) -> set[int]:
 def _sources(node: fx.Node) -> list[fx.Node]:
     """The nodes that a node's value may be made of: all of its arguments, or the one that it takes out of a tuple of them."""
     if node.target is operator.getitem and isinstance(node.args[0], (tuple, list)):
-        return [node.args[0][node.args[1]]]
+        element = node.args[0][node.args[1]]
+        return [element] if isinstance(element, fx.Node) else []
     return node.all_input_nodes
 
 
