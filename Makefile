@@ -16,10 +16,10 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 TORCHAX := 0.0.13
 SITE = $(@D)/lib/python3.11/site-packages
 
-.PHONY: help demo test lint bench env clean
+.PHONY: help demo test lint conformance bench env clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
 
 demo: .venv/.stamp ## compile a first model and compare it with eager
 	.venv/bin/python examples/quickstart.py
@@ -32,6 +32,9 @@ lint: .venv/.stamp ## check format, lint and types
 	.venv/bin/ruff format --check
 	.venv/bin/ruff check
 	.venv/bin/pyright pure_backend
+
+conformance: .venv/.stamp ## run torch's operator database against eager (30 minutes) and write docs/conformance.md
+	PYTHONPATH=tests .venv/bin/python -m conformance $(CONFORMANCE_ARGS)
 
 bench: .venv/.stamp ## run every benchmark
 	for script in benchmarks/[!_]*.py; do .venv/bin/python "$$script"; done

@@ -82,11 +82,21 @@ def cases(entry: OpInfo, dtype: torch.dtype, limit: int) -> Iterator[tuple[Case,
                 yield Case(name, dtype, inplace=True), sample
 
 
+class NoSample(LookupError):
+    """Torch makes fewer samples of an operator than a case's number."""
+
+
 def sample_of(case: Case) -> SampleInput:
-    """The sample of a case."""
+    """The sample of a case.
+
+    Raises:
+        NoSample: There is none of that number.
+    """
     entry = entries()[case.op]
     made = samples(entry, case.dtype, grad=needs_grad(entry, case.dtype))
-    sample = next(itertools.islice(made, case.number, None))
+    sample = next(itertools.islice(made, case.number, None), None)
+    if sample is None:
+        raise NoSample(str(case))
     return strided(sample) if case.layout == "strided" else sample
 
 

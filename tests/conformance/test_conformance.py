@@ -1,0 +1,41 @@
+"""A seeded part of the database: every operator once in f32 with its gradient, and a sample of other dtypes and layouts."""
+
+import dataclasses
+import random
+
+import pytest
+import torch
+
+from .cases import DTYPES, LAYOUTS, Case, NoSample, entries, supports
+from .outcome import run
+
+SAMPLE_SEED = 4
+SAMPLE_SIZE = 120
+
+
+def _first() -> list[Case]:
+    return [Case(name, torch.float32) for name, entry in entries().items() if supports(entry, torch.float32)]
+
+
+def _others() -> list[Case]:
+    chosen = random.Random(SAMPLE_SEED)
+    cases = []
+    while len(cases) < SAMPLE_SIZE:
+        name = chosen.choice(sorted(entries()))
+        case = Case(name, chosen.choice(DTYPES), chosen.choice(LAYOUTS), number=chosen.randrange(3))
+        case = chosen.choice([case, case, dataclasses.replace(case, dynamo=True), dataclasses.replace(case, inplace=True)])
+        entry = entries()[name]
+        if supports(entry, case.dtype) and (entry.inplace_variant is not None or not case.inplace):
+            cases.append(case)
+    return cases
+
+
+@pytest.mark.parametrize("case", list(dict.fromkeys([*_first(), *_others()])), ids=str)
+def test_an_operator_equals_eager_or_is_left_to_eager(case: Case) -> None:
+    try:
+        outcome = run(case)
+    except NoSample:
+        pytest.skip("torch has no such sample")
+    if outcome.kind == "skipped":
+        pytest.skip(outcome.detail)
+    assert outcome.kind in ("compiled", "eager"), outcome.detail
