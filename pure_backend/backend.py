@@ -17,6 +17,7 @@ from torch import fx
 
 from pure_backend import counters
 from pure_backend.errors import ImpureGraphError
+from pure_backend.fx_passes.functional import Functional
 from pure_backend.fx_passes.inputs import check_inputs, fake_inputs
 from pure_backend.fx_passes.mutation import functionalize
 from pure_backend.fx_passes.normalize import Normalized, normalize
@@ -64,6 +65,13 @@ def assume_pure(
     return call
 
 
+def verified(plan: Plan, gm: fx.GraphModule, functional: Functional, verify: Any) -> Any:
+    """A plan whose first call is compared with eager."""
+    from pure_backend.inspect.verify import Verified
+
+    return Verified(plan, gm, functional, None if verify is True else verify)
+
+
 def compiled_graph(normalized: Normalized, options: Options) -> Specializations:
     """A graph, or a pure partition of one, that is compiled when it is called."""
     gm = normalized.gm
@@ -78,7 +86,8 @@ def compiled_graph(normalized: Normalized, options: Options) -> Specializations:
             raise ImpureGraphError(impurities)
         with counters.stage("mutation"):
             functional = functionalize(gm)
-        return plan_call(functional, reach, device, options)
+        plan = plan_call(functional, reach, device, options)
+        return plan if options.verify is False else verified(plan, gm, functional, options.verify)
 
     def cut(impurities: Sequence[Impurity]) -> Staged:
         with counters.stage("partition"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from os import PathLike
 from typing import Any
 
 _REMAT = ("auto", "none", "full")
@@ -24,6 +25,9 @@ class Options:
             eager between compiled partitions and logs the reasons once; `"error"` raises `ImpureGraphError` with them.
         min_partition_size: A partition beside impure nodes that has fewer nodes than this runs in eager too: a call of a
             program costs as much as several small operators.
+        verify: Whether the first call of each specialisation, and its first backward, are compared with eager on copies of the
+            arguments; a difference raises `AccuracyError`, which names the first node that differs. A path is the folder
+            where its reproducer is written, which is else a temporary one.
 
     Example:
         >>> torch.compile(model, backend="assume_pure", options={"remat": "full"})  # doctest: +SKIP
@@ -33,6 +37,7 @@ class Options:
     max_specializations: int = 64
     on_impure: str = "eager"
     min_partition_size: int = 4
+    verify: bool | str | PathLike[str] = False
 
     def __post_init__(self) -> None:
         if not callable(self.remat) and self.remat not in _REMAT:
@@ -43,6 +48,9 @@ class Options:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"option {name!r} must be a positive int, got {value!r}")
+
+        if not isinstance(self.verify, (bool, str, PathLike)):
+            raise ValueError(f"option 'verify' must be True, False or a folder, got {self.verify!r}")
 
     @classmethod
     def of(cls, options: Options | Mapping[str, Any] | None) -> Options:

@@ -35,9 +35,9 @@ def explain_target(target: str) -> Report:
 def _call_of(target: str) -> tuple[Callable[..., Any], tuple, dict]:
     made = _function(target)()
     if isinstance(made, tuple) and len(made) in (2, 3) and callable(made[0]) and isinstance(made[1], (tuple, list)):
-        fn, args, kwargs = (*made, {})[:3]
+        kwargs = made[2] if len(made) == 3 else {}
         if isinstance(kwargs, dict):
-            return fn, tuple(args), kwargs
+            return made[0], tuple(made[1]), kwargs
     shown = f"a tuple of {', '.join(type(part).__name__ for part in made)}" if isinstance(made, tuple) else type(made).__name__
     raise TargetError(
         f"{target} returned {shown}: it is to return a function or module and a tuple of its arguments, "

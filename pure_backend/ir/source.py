@@ -98,5 +98,6 @@ def _scope_name(expression: ast.expr) -> str:
         return ""
     function, name = expression.func, expression.args[0]
     opener = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-    literal = isinstance(name, ast.Constant) and isinstance(name.value, str)
-    return name.value if literal and opener in _OPENERS else ""
+    if opener in _OPENERS and isinstance(name, ast.Constant) and isinstance(name.value, str):
+        return name.value
+    return ""
