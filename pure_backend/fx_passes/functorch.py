@@ -20,16 +20,34 @@ from pure_backend.ir.region import Region
 
 def group_regions(gm: fx.GraphModule) -> None:
     """Replace every stretch that enters and leaves functorch's levels by a `Region` node, in place."""
-    depth, stretch = 0, []
-    for node in list(gm.graph.nodes):
+    nodes = list(gm.graph.nodes)
+    for first, last in _stretches(nodes):
+        _replace(gm, nodes[first : last + 1])
+
+
+def _stretches(nodes: list[fx.Node]) -> list[tuple[int, int]]:
+    """The first and the last node of each stretch.
+
+    The function that `torch.func.vjp` gives differentiates values of a level that was left before: a stretch goes on to there.
+    """
+    place = {node: i for i, node in enumerate(nodes)}
+    spans, depth, entered = [], 0, 0
+    for i, node in enumerate(nodes):
         name = getattr(node.target, "__name__", "")
-        depth += name.endswith("_increment_nesting")
-        if depth:
-            stretch.append(node)
-        depth -= name.endswith("_decrement_nesting")
-        if stretch and not depth:
-            _replace(gm, stretch)
-            stretch = []
+        if name.endswith("_increment_nesting"):
+            entered = entered if depth else i
+            depth += 1
+        elif name.endswith("_decrement_nesting"):
+            depth -= 1
+            spans += [] if depth else [(entered, i)]
+        elif name == "_autograd_grad":
+            spans.append((min(place[arg] for part in node.args[:2] for arg in part if isinstance(arg, fx.Node)), i))
+    stretches: list[tuple[int, int]] = []
+    for first, last in sorted(spans):
+        if stretches and first <= stretches[-1][1]:
+            first, last = stretches[-1][0], max(last, stretches.pop()[1])
+        stretches.append((first, last))
+    return stretches
 
 
 def _replace(gm: fx.GraphModule, stretch: list[fx.Node]) -> None:

@@ -16,7 +16,13 @@ from pure_backend.jax_bridge.rng import fold_data
 def region(site: Site, *operands):
     """A stretch under `torch.func` transforms: its ATen graph."""
     (gm,) = site.bodies
-    return tuple(site.body(gm, [operand for operand in operands if isinstance(operand, jax.Array)]))
+    return structured(site.out, site.body(gm, [operand for operand in operands if isinstance(operand, jax.Array)]))
+
+
+@lowers("aten::_efficientzerotensor", "aten::_new_zeros_with_same_feature_meta")
+def zero_tangent(site: Site, *args, **kwargs):
+    """The tangent of what does not depend on the input, in forward-mode derivatives."""
+    return jnp.zeros(site.out.shape, site.dtype)
 
 
 @lowers("hop::wrap", "hop::invoke_quant", "hop::invoke_quant_packed")
