@@ -11,6 +11,8 @@ import contextlib
 import functools
 import importlib.metadata
 import os
+import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -228,6 +230,55 @@ def source_line(frame: tuple[str, int, str] | None) -> Iterator[None]:
         yield
     finally:
         holder.context = before
+
+
+_kernels = threading.local()
+_kernels_lock = threading.Lock()
+_kernels_open = 0
+
+
+@contextlib.contextmanager
+def kernels_without_x64() -> Iterator[None]:
+    """Trace Pallas kernels, in this thread and scope, with the 32-bit types that their authors write for.
+
+    Mosaic has no 64-bit types: with them on, `jnp.zeros` in a kernel is an f64 that no f32 reference takes, and the 0 in a block's
+    index map an i64 that fails to compile. Pallas has no switch of its own for this, so its one entry is exchanged while any
+    thread is in such a scope; for other threads it does what it did.
+    """
+    global _kernels_open
+    module = sys.modules.get("jax._src.pallas.pallas_call")
+    if module is None:  # nobody has a kernel yet, and importing Pallas takes long
+        yield
+        return
+    with _kernels_lock:
+        if not _kernels_open:
+            module._pallas_call = functools.partial(_pallas_call_without_x64, module._pallas_call)
+        _kernels_open += 1
+    _kernels.depth = getattr(_kernels, "depth", 0) + 1
+    try:
+        yield
+    finally:
+        _kernels.depth -= 1
+        with _kernels_lock:
+            _kernels_open -= 1
+            if not _kernels_open:
+                module._pallas_call = module._pallas_call.args[0]
+
+
+def _pallas_call_without_x64(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
+    call = original(*args, **kwargs)
+
+    def traced(*operands: Any) -> Any:
+        wide = any(getattr(leaf, "dtype", None) in _WIDE for leaf in jax().tree.leaves(operands))
+        if wide or not getattr(_kernels, "depth", 0):  # wide operands can only be interpreted, and that takes them as they are
+            return call(*operands)
+        with jax().enable_x64(False):
+            return call(*operands)
+
+    return traced
+
+
+_WIDE = ("int64", "uint64", "float64", "complex128")
 
 
 @functools.lru_cache(maxsize=4096)
