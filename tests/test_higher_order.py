@@ -11,14 +11,18 @@ from jax.extend import core
 from oracle import agree, compiled, same
 from torch import nn
 from torch._higher_order_ops.associative_scan import associative_scan
+from torch._higher_order_ops.hints_wrap import hints_wrapper
 from torch._higher_order_ops.map import map as torch_map
 from torch._higher_order_ops.out_dtype import out_dtype
 from torch._higher_order_ops.scan import scan as torch_scan
+from torch._higher_order_ops.strict_mode import strict_mode
 from torch._higher_order_ops.while_loop import while_loop
-from torch._higher_order_ops.wrap import wrap
+from torch._higher_order_ops.wrap import wrap, wrap_with_autocast, wrap_with_set_grad_enabled
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from pure_backend import ImpureGraphError
 
 # One program, nothing of it in eager.
 PURE = {"pure": True, "options": {"on_impure": "error"}}
@@ -26,6 +30,17 @@ PURE = {"pure": True, "options": {"on_impure": "error"}}
 
 def leaf(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+
+
+@torch.library.custom_op("hop_tests::opaque", mutates_args=())
+def opaque(x: torch.Tensor) -> torch.Tensor:
+    """An operator that has no JAX implementation."""
+    return x.sin()
+
+
+@opaque.register_fake
+def _(x):
+    return torch.empty_like(x)
 
 
 def zero(x):
@@ -166,6 +181,17 @@ def test_while_loop_with_parameters_under_no_grad(device):
         agree(Loop(), lambda: (torch.ones(2, 3),), device=device, **PURE)
 
 
+def test_while_loop_with_gradients_is_left_to_eager(device):
+    """JAX has no backward of a loop whose number of steps is not known."""
+
+    def f(x, w):
+        return (while_loop(lambda i, a: i < 3, lambda i, a: (i + 1, a * w), (zero(x), x))[1] * 2).sin()
+
+    agree(f, xw, grad=True, device=device)
+    with pytest.raises(ImpureGraphError, match="use scan, or run it"):
+        compiled(f, options=PURE["options"])(*xw())
+
+
 SCANS = {
     "captured": lambda x, w: scan(lambda c, a: (c * 0.5 + a * w, a.sin() + c), x.new_ones(3), x),
     "reverse": lambda x, w: scan(lambda c, a: (c * 0.5 + a * w, a.sin() + c), x.new_ones(3), x, reverse=True),
@@ -249,6 +275,15 @@ def test_associative_scan(name, device):
     agree(ASSOCIATIVE[name], xw, grad=True, device=device, **PURE)
 
 
+def test_associative_scan_of_single_elements(device):
+    """The operator itself, which Dynamo makes for `combine_mode="pointwise"` on accelerators."""
+
+    def f(x, w):
+        return torch.ops.higher_order.associative_scan(lambda a, b: [a * b], [x * w], ())[0]
+
+    agree(f, plain_xw, device=device, **PURE)
+
+
 # ---------------------------------------------------------------------------------------------------------- checkpoint
 
 
@@ -307,19 +342,6 @@ def no_grad_product(t, w):
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_checkpoint_bodies(name, device):
     agree(CHECKPOINTS[name], xw, grad=True, device=device, **PURE)
-
-
-def test_checkpoint_twice_differentiated(device):
-    def f(x):
-        y = checkpoint(lambda t: t.sin() * t, x, use_reentrant=False)
-        return y
-
-    x = leaf(5).detach().to(device).requires_grad_()
-    y = compiled(f)(x)
-    (g,) = torch.autograd.grad(y.sum(), x, create_graph=True)
-    (h,) = torch.autograd.grad(g.sum(), x)
-    t = x.detach().cpu()
-    same(2 * t.cos() - t * t.sin(), h.cpu())
 
 
 def kept_bytes(f, *args):
@@ -479,6 +501,27 @@ def test_autograd_function(name, device):
     agree(FUNCTIONS[name], xw, grad=True, device=device, **PURE)
 
 
+class BadBackward(torch.autograd.Function):
+    """A backward with an operator that has no lowering."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * opaque(ctx.saved_tensors[0])
+
+
+def test_autograd_function_whose_backward_has_no_lowering(device):
+    """It is found out before the first call, and the function is left to eager."""
+    f = lambda x, w: BadBackward.apply(x * w).sin()  # noqa: E731
+    agree(f, xw, grad=True, device=device)
+    with pytest.raises(ImpureGraphError, match="autograd_function_apply"):
+        compiled(f, options=PURE["options"])(*xw())
+
+
 @pytest.mark.parametrize("function", [Square, SavesOutput])
 def test_autograd_function_twice_differentiated(function, device):
     """The second derivative goes through the user's backward, and through that of a saved output."""
@@ -567,6 +610,11 @@ def test_a_region_draws_anew_at_every_call(device):
 WRAPS = {
     "wrap": lambda x, w: wrap(lambda x: (x * w).sin(), x),
     "wrap of a view": lambda x, w: wrap(lambda x: x.t(), x * w),
+    "hints_wrapper": lambda x, w: hints_wrapper(lambda x, w: x * w, (x.detach(), w.detach()), {}, hints={"a": True}) * x,
+    "strict_mode": lambda x, w: strict_mode(lambda x, w: (x + w,), (x.detach(), w.detach()))[0] * x,
+    "no grad": lambda x, w: wrap_with_set_grad_enabled(False, lambda x: (x + w,), x)[0] * x,
+    "grad": lambda x, w: wrap_with_set_grad_enabled(True, lambda x: (x * w,), x)[0] * x,
+    "autocast": lambda x, w: wrap_with_autocast("cpu", torch.bfloat16, True, False, lambda x: (x @ w,), x)[0].float(),
     "autocast in cond": lambda x, w: torch.cond(x.sum() > 0, lambda x: in_autocast(x, w), lambda x: (x * w).sum(-1), (x,)),
     "autocast in checkpoint": lambda x, w: checkpoint(lambda t: in_autocast(t, w), x, use_reentrant=False),
 }
@@ -588,6 +636,93 @@ def test_out_dtype(device):
 
     args = lambda: (torch.full((4, 5), 100, dtype=torch.int8), torch.full((5, 3), 100, dtype=torch.int8))  # noqa: E731
     agree(f, args, device=device, **PURE)
+
+
+# ----------------------------------------------------------------------------------------- what holds for all of them
+
+
+@torch.compiler.nested_compile_region
+def elementwise_region(x, w):
+    return (x * w).sin() * x
+
+
+TWICE = {
+    "cond": (
+        lambda x, w: torch.cond(x.sum() > -1e9, lambda x: (x * w).sin(), lambda x: x - w, (x,)),
+        lambda x, w: (x * w).sin(),
+    ),
+    "scan": (lambda x, w: scan(lambda c, a: (c * 0.5 + a * w, a.sin() * c), x.new_ones(3), x),) * 2,
+    "map": (lambda x, w: torch_map(lambda a: a * a * w, x), lambda x, w: x * x * w),
+    "checkpoint": (
+        lambda x, w: checkpoint(lambda a: (a * a * w).sin(), x, use_reentrant=False),
+        lambda x, w: (x * x * w).sin(),
+    ),
+    "region": (
+        lambda x, w: elementwise_region(x, w) * elementwise_region(x, w * 2),
+        lambda x, w: (x * w).sin() * x * (x * w * 2).sin() * x,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_second_derivatives(name, device):
+    """Eager has none of most of these operators: the oracle is the function written out."""
+
+    def derivatives(f, x, w):
+        heads = [t for t in pytree.tree_leaves(f(x, w)) if t.requires_grad]
+        first = torch.autograd.grad(sum((t * t).sum() for t in heads), (x, w), create_graph=True)
+        return [t.detach().cpu() for t in (*first, *torch.autograd.grad(sum(t.sum() for t in first), (x, w)))]
+
+    f, oracle = TWICE[name]
+    want = derivatives(oracle, *xw())
+    got = derivatives(compiled(f, options=PURE["options"]), *(t.detach().to(device).requires_grad_() for t in xw()))
+    for a, b in zip(want, got, strict=True):
+        same(a, b, tol=1e-4)
+
+
+DYNAMIC = {
+    "cond": lambda x, w: torch.cond(x.sum() > 0, lambda x: x * w * x.shape[0], lambda x: x - w, (x,)) + x.shape[0],
+    "checkpoint": lambda x, w: checkpoint(lambda t: (t * w * t.shape[0]).reshape(-1), x, use_reentrant=False),
+    "scan": lambda x, w: scan(lambda c, a: (c + a, a * w), x.new_zeros(3), x)[1],
+}
+
+
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_dynamic_shapes(name, device):
+    f = DYNAMIC[name]
+    c = compiled(f, dynamic=True, options=PURE["options"])
+    for n in (2, 3, 5, 7):
+        x, w = leaf(n, 3).detach(), leaf(3, seed=1).detach()
+        same(f(x, w), c(x.to(device), w.to(device)).cpu())
+
+
+def test_a_float_that_changes(device):
+    """A body never takes the sample of a runtime scalar for its value."""
+    c = compiled(lambda x, s: checkpoint(lambda t: t * s, x, use_reentrant=False))
+    for s in (2.0, 3.0, 4.5, 5.5):
+        same(torch.full((3,), s), c(torch.ones(3, device=device), s).cpu())
+
+
+def test_a_body_without_lowering_is_left_to_eager(device):
+    """The operator that has the body is impure, and names what in it is."""
+
+    def f(x, w):
+        return torch.cond(x.sum() > 0, lambda x: opaque(x) * w, lambda x: x * w, (x,)) * 3
+
+    agree(f, plain_xw, device=device)
+    with pytest.raises(ImpureGraphError, match=r"(?s)cond.*opaque"):
+        compiled(f, options=PURE["options"])(*plain_xw())
+
+
+def test_a_checkpoint_without_lowering_is_left_to_eager():
+    """Only on the CPU: torch's own checkpoint does not know xla."""
+
+    def f(x, w):
+        return checkpoint(lambda x: opaque(x) * w, x, use_reentrant=False) * 3
+
+    agree(f, plain_xw)
+    with pytest.raises(ImpureGraphError, match=r"(?s)tag_activation_checkpoint.*opaque"):
+        compiled(f, options=PURE["options"])(*plain_xw())
 
 
 # ------------------------------------------------------------------------------------------------------ flex attention

@@ -82,8 +82,14 @@ def autograd_function(site: Site, forward, backward, *operands, **kwargs):
         places = [i for i, operand in enumerate(operands) if isinstance(operand, jax.Array)]
         return (_zero(key), *(_cotangent(grads.get(i), array) for i, array in zip(places, arrays, strict=True)))
 
+    def backward_of_results(key, *arrays):
+        outputs, residuals = apply_forward(key, *arrays)
+        apply_backward(residuals, outputs)
+
     apply.defvjp(apply_forward, apply_backward)
-    results = apply(site.keys.data_for_body(), *arrays)
+    key = site.keys.data_for_body()
+    jax.eval_shape(backward_of_results, key, *arrays)  # JAX traces the backward late; what it cannot lower shall be known now
+    results = apply(key, *arrays)
     site.keys.note_body(body.draws)
     return structured(site.out, results)
 
