@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import logging
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from os import PathLike
 from typing import Any
 
@@ -27,10 +27,10 @@ from pure_backend import _compat
 from pure_backend.errors import AccuracyError
 from pure_backend.fx_passes.functional import Functional, Value
 from pure_backend.inspect.reproducer import write_reproducer
-from pure_backend.ir.describe import describe_node, describe_tensor
+from pure_backend.ir.describe import describe_node, describe_tensor, tensor_leaves
 from pure_backend.ir.facts import facts, reads_input_scalar
 from pure_backend.ir.functional_ops import Functionalized
-from pure_backend.ir.modes import modes_kept
+from pure_backend.ir.modes import AUTOCAST_DEVICES, modes_kept
 from pure_backend.jax_bridge.arrays import ArrayViews, to_tensor
 from pure_backend.jax_bridge.lowerings.registry import names_of
 from pure_backend.jax_bridge.rng import KEY_SHAPE, KeyStream
@@ -38,10 +38,11 @@ from pure_backend.jax_bridge.trace import Walker, tracing
 
 _logger = logging.getLogger("pure_backend")
 
-# Largest error of one node, relative to the largest value it should have. A whole graph adds up such errors.
+# Largest error of one node, relative to the largest value that it should have. A whole graph adds up such errors.
 _TOLERANCE = {torch.float64: 1e-9, torch.complex128: 1e-9, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 _SINGLE, _SINGLE_FAST, _EIGHT_BITS = 3e-5, 1e-2, 0.2
 _GRAPH = 5
+_CANCELLATION = 16  # units in the last place of the largest input, for sums in which large terms cancel
 _UNINITIALIZED = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted")
 _COTANGENT_SEED = 0
 
@@ -110,8 +111,9 @@ class _Check:
         with _random_state_kept():
             want = _run_eagerly(self.gm, eager.passed)
             inputs = [_plain(tensor) for tensor in self.plan.gather(before)[1:]]
+        bounds = _Bounds.of(self.functional.gm.graph.nodes, inputs, _GRAPH)
         got = self.plan(args)
-        found = list(_compare_calls(got, want, args, eager.passed, self.plan, self.comparable))
+        found = list(_compare_calls(got, want, args, eager.passed, self.plan, bounds, self.comparable))
         if not self.comparable:
             self.blame(found, inputs, self.gradients)
         elif found:
@@ -169,7 +171,8 @@ class _Check:
         places = {position: self.plan.positions[position - 1] for position in self.plan.program.inputs}
         positions = [position for position, place in places.items() if place in eager.leaves]
         leaves = [eager.leaves[places[position]] for position in positions]
-        with torch.enable_grad(), _random_state_kept():
+        bounds = _Bounds.of(self.functional.gm.graph.nodes, inputs, _GRAPH)
+        with torch.enable_grad(), _random_state_kept(), _no_autocast():
             cotangents = [cotangent.detach().to(head.device) for head, cotangent in given]
             want = torch.autograd.grad([head for head, _ in given], leaves, cotangents, allow_unused=True, retain_graph=True)
         found = []
@@ -177,7 +180,7 @@ class _Check:
             what = f"the gradient of input {places[position]}"
             if (grad is None) != (got[position] is None):
                 found.append(Difference(what, float("inf"), f"{what} is {_kind(got[position])}, in eager {_kind(grad)}"))
-            elif grad is not None and (difference := _compare(what, got[position], grad, _GRAPH)):
+            elif grad is not None and (difference := _compare(what, got[position], grad, bounds)):
                 found.append(difference)
         if found:
             self.blame(found, inputs, True)
@@ -260,6 +263,16 @@ def _random_state_kept() -> Iterator[None]:
         torch.cuda.set_rng_state_all(cuda)
 
 
+@contextlib.contextmanager
+def _no_autocast() -> Iterator[None]:
+    """Without the autocast of whoever calls, which a program does not see."""
+    with contextlib.ExitStack() as stack:
+        for kind in AUTOCAST_DEVICES:
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
 def _run_eagerly(gm: fx.GraphModule, args: Sequence[Any]) -> Any:
     with modes_kept():
         return _OffXla(gm).run(*args)
@@ -295,18 +308,42 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _compare_calls(
-    got: Any, want: Any, args: Sequence[Any], copies: Sequence[Any], plan: Any, comparable: bool
+    got: Any, want: Any, args: Sequence[Any], copies: Sequence[Any], plan: Any, bounds: _Bounds, comparable: bool
 ) -> Iterator[Difference]:
     pairs = [
         (f"output {i}", *pair) for i, pair in enumerate(zip(pytree.tree_leaves(got), pytree.tree_leaves(want), strict=True))
     ]
     pairs += [(f"input {w.input} after the call", args[w.input], copies[w.input]) for w in plan.write_backs]
     for what, ours, eager in pairs:
-        if isinstance(eager, torch.Tensor) and (difference := _compare(what, ours, eager, _GRAPH, comparable)):
+        if isinstance(eager, torch.Tensor) and (difference := _compare(what, ours, eager, bounds, comparable)):
             yield difference
 
 
-def _compare(what: str, got: torch.Tensor, want: torch.Tensor, factor: float = 1, values: bool = True) -> Difference | None:
+@dataclasses.dataclass(frozen=True)
+class _Bounds:
+    """How far values may be off."""
+
+    relative: float
+    absolute: float
+
+    @classmethod
+    def of(cls, nodes: Iterable[fx.Node], inputs: Any, factor: float = 1) -> _Bounds:
+        """Bounds for what these nodes compute from these inputs, by the least precise dtype among them."""
+        autocast = [dtype for node in nodes for _, dtype in facts(node).autocast]
+        fakes = [tensor for node in nodes for tensor in tensor_leaves(facts(node).value) + list(node.meta.get("written", ()))]
+        dtypes = {tensor.dtype for tensor in [*fakes, *_tensors(inputs)]} | set(autocast)
+        floats = {dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex}
+        relative = factor * max(map(_tolerance, floats), default=0.0)
+        largest = max((float(_for_comparison(t).abs().nan_to_num(0, 0, 0).max()) for t in _floats(inputs)), default=0.0)
+        epsilon = 0.0 if relative > 1e-3 else max((torch.finfo(dtype).eps for dtype in floats), default=0.0)
+        return cls(relative, factor * _CANCELLATION * epsilon * largest + 1e-3 * relative)
+
+
+def _floats(value: Any) -> list[torch.Tensor]:
+    return [t for t in _tensors(value) if (t.is_floating_point() or t.is_complex()) and t.numel()]
+
+
+def _compare(what: str, got: torch.Tensor, want: torch.Tensor, bounds: _Bounds, values: bool = True) -> Difference | None:
     """How a tensor differs from eager's, or None if it does not."""
     if got.shape != want.shape or got.dtype != want.dtype:
         text = f"{what} is {describe_tensor(got)}, in eager {describe_tensor(want)}"
@@ -321,8 +358,9 @@ def _compare(what: str, got: torch.Tensor, want: torch.Tensor, factor: float = 1
     if not torch.equal(ours[special].nan_to_num(7.0, 8.0, 9.0), eager[special].nan_to_num(7.0, 8.0, 9.0)):
         return Difference(what, float("inf"), f"{what} has NaN or infinity in other places than eager")
     ours, eager = ours[~special], eager[~special]
-    error = float((ours - eager).abs().max()) if ours.numel() else 0.0
-    allowed = factor * _tolerance(want.dtype) * max(float(eager.abs().max()) if ours.numel() else 0.0, 1e-3)
+    if not ours.numel():
+        return None
+    error, allowed = float((ours - eager).abs().max()), bounds.absolute + bounds.relative * float(eager.abs().max())
     return Difference(what, error, f"{what} is off by up to {error:.3g}; {allowed:.3g} is allowed") if error > allowed else None
 
 
@@ -379,6 +417,7 @@ class _OneNode:
         self.node = node
         self.values = {arg: env[arg] for arg in node.all_input_nodes}
         known = facts(node)
+        self.bounds = _Bounds.of([node], list(self.values.values()))
         self.inputs = [arg for arg, value in self.values.items() if isinstance(value, (torch.Tensor, tuple, list, float))]
         self.differentiable = [
             arg for arg in self.inputs if known.grad and _requires_grad(arg) and isinstance(self.values[arg], torch.Tensor)
@@ -390,6 +429,7 @@ class _OneNode:
         args, kwargs = _off_xla(args), _off_xla(kwargs)
         with contextlib.ExitStack() as stack:
             stack.enter_context(modes_kept())
+            stack.enter_context(_no_autocast())
             for kind, dtype in known.autocast:
                 stack.enter_context(torch.autocast(_off_xla(kind), dtype=dtype, cache_enabled=False))
             if node.op == "call_method":
@@ -401,28 +441,27 @@ class _OneNode:
         if reads_input_scalar(self.node) or not _tensors(want):
             return None
         arrays, draws = self.in_jax()
-        pairs = list(_aligned(self.node, arrays, want))
-        for i, (array, tensor) in enumerate(pairs):
-            what = "its result" if len(pairs) == 1 else f"its result {i}"
-            values = not draws and not _is_uninitialized(self.node)
-            if difference := _compare(what, to_tensor(array), tensor, values=values):
+        values = not draws and not _is_uninitialized(self.node)
+        for i, (array, tensor) in enumerate(zip(arrays, _results(self.node, want), strict=True)):
+            what = "its result" if len(arrays) == 1 else f"its result {i}"
+            if difference := _compare(what, to_tensor(array), tensor, self.bounds, values):
                 return difference
         return self.compare_gradients() if gradients and self.differentiable and not draws else None
 
-    def in_jax(self) -> tuple[Any, bool]:
-        """The lowering's value, and whether it drew random numbers."""
+    def in_jax(self) -> tuple[list[jax.Array], bool]:
+        """The lowering's results, and whether it drew random numbers."""
         views, draws = ArrayViews(), []
         with tracing():
-            arrays = [pytree.tree_map(lambda leaf: _array(leaf, views), self.values[arg]) for arg in self.inputs]
+            arrays = [_array(self.values[arg], views) for arg in self.inputs]
 
             def function(key, *arrays):
                 walker = Walker(KeyStream(key))
                 result = walker.node(self.node, dict(self.values) | dict(zip(self.inputs, arrays, strict=True)))
                 draws.append(walker.keys.used > 0)
-                return result
+                return _results(self.node, result)
 
-            result = jax.jit(function)(jnp.zeros(KEY_SHAPE, jnp.uint32), *arrays)
-            return jax.block_until_ready(result), draws[-1]
+            results = jax.jit(function)(jnp.zeros(KEY_SHAPE, jnp.uint32), *arrays)
+            return jax.block_until_ready(results), draws[-1]
 
     def compare_gradients(self) -> Difference | None:
         """How the gradients of the node's inputs differ, for the same cotangents."""
@@ -432,7 +471,7 @@ class _OneNode:
         got = self.gradients_in_jax(cotangents)
         for arg, ours, eager in zip(self.differentiable, got, want, strict=True):
             eager = torch.zeros_like(self.values[arg]) if eager is None else eager
-            if difference := _compare(f"the gradient of its argument {arg.name}", to_tensor(ours), eager):
+            if difference := _compare(f"the gradient of its argument {arg.name}", to_tensor(ours), eager, self.bounds):
                 return difference
         return None
 
@@ -442,7 +481,7 @@ class _OneNode:
         with torch.enable_grad():
             env = dict(self.values) | {arg: leaf.clone() for arg, leaf in leaves.items()}
             result = self.in_torch(*fx.map_arg((self.node.args, self.node.kwargs), env.__getitem__))
-        results = [tensor for _, tensor in _aligned(self.node, result, result)]
+        results = _results(self.node, result)
         generator = torch.Generator().manual_seed(_COTANGENT_SEED)
         cotangents = {
             i: torch.randn(tensor.shape, dtype=tensor.dtype, generator=generator).to(tensor.device)
@@ -458,19 +497,14 @@ class _OneNode:
         """Gradients of the node's lowering."""
         views = ArrayViews()
         with tracing():
-            fixed = {
-                arg: pytree.tree_map(lambda leaf: _array(leaf, views), self.values[arg])
-                for arg in self.inputs
-                if arg not in self.differentiable
-            }
+            fixed = {arg: _array(self.values[arg], views) for arg in self.inputs if arg not in self.differentiable}
             chosen = [_array(self.values[arg], views) for arg in self.differentiable]
             given = [_array(cotangent, views) for cotangent in cotangents.values()]
 
             def function(*arrays):
                 env = dict(self.values) | fixed | dict(zip(self.differentiable, arrays, strict=True))
                 result = Walker(KeyStream(jnp.zeros(KEY_SHAPE, jnp.uint32))).node(self.node, env)
-                arrays = [array for array, _ in _aligned(self.node, result, result)]
-                return [arrays[i] for i in cotangents]
+                return [_results(self.node, result)[i] for i in cotangents]
 
             def gradients(chosen, given):
                 _, vjp = jax.vjp(function, *chosen)
@@ -485,19 +519,21 @@ def _requires_grad(node: fx.Node) -> bool:
 
 
 def _tensors(value: Any) -> list[Any]:
-    """The tensors, or arrays, in a value."""
+    """The tensors, or arrays, in a value; torch's own named tuples are not all known to its pytrees."""
+    if isinstance(value, (tuple, list)):
+        return [tensor for part in value for tensor in _tensors(part)]
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, (torch.Tensor, jax.Array))]
 
 
-def _aligned(node: fx.Node, got: Any, want: Any) -> Iterator[tuple[Any, Any]]:
-    """The arrays of a lowering beside the tensors of eager; a writing node's result is its argument and need not be there."""
-    if isinstance(node.target, Functionalized):
-        got, want = got[1:], want[1:]
-    yield from zip(_tensors(got), _tensors(want), strict=True)
+def _results(node: fx.Node, value: Any) -> list[Any]:
+    """The tensors, or arrays, that a node gives; those that a writing node returns are its arguments, or copies of them."""
+    return _tensors(value[1:] if isinstance(node.target, Functionalized) else value)
 
 
-def _array(leaf: Any, views: Callable[[torch.Tensor], jax.Array]) -> Any:
-    """A tensor as an array, a float that may change as a 0-d one."""
-    if isinstance(leaf, torch.Tensor):
-        return views(leaf)
-    return jnp.asarray(leaf, jnp.float64) if isinstance(leaf, float) else leaf
+def _array(value: Any, views: Callable[[torch.Tensor], jax.Array]) -> Any:
+    """Tensors as arrays, and a float that may change as a 0-d one."""
+    if isinstance(value, (tuple, list)):
+        return tuple(_array(part, views) for part in value)
+    if isinstance(value, torch.Tensor):
+        return views(value)
+    return jnp.asarray(value, jnp.float64) if isinstance(value, float) else value
