@@ -241,7 +241,7 @@ _kernels_open = 0
 def kernels_without_x64() -> Iterator[None]:
     """Trace Pallas kernels, in this thread and scope, with the 32-bit types that their authors write for.
 
-    Mosaic has no 64-bit types: with them on, `jnp.zeros` in a kernel is an f64 that no f32 reference takes, and the 0 in a block's
+    Mosaic has no 64-bit types: with them on, `jnp.zeros` in a kernel is an f64 that no f32 reference takes, and the 0 in an
     index map an i64 that fails to compile. Pallas has no switch of its own for this, so its one entry is exchanged while any
     thread is in such a scope; for other threads it does what it did.
     """

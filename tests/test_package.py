@@ -26,7 +26,7 @@ ARROWS = {
     "custom_ops": {"errors", "counters", "ir", "_compat", "jax_bridge"},
     "staged": {"ir", "fx_passes"},
     "specialize": {"errors", "options", "counters", "_compat", "ir", "fx_passes", "jax_bridge", "signature", "staged"},
-    "inspect": {"errors", "options", "counters", "ir", "_compat", "fx_passes", "jax_bridge", "backend"},
+    "inspect": {"errors", "options", "counters", "ir", "_compat", "fx_passes", "jax_bridge", "custom_ops", "backend"},
     "backend": {"errors", "options", "counters", "ir", "fx_passes", "jax_bridge", "specialize", "staged", "inspect"},
 }
 
