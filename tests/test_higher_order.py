@@ -380,6 +380,37 @@ def test_checkpoint_keeps_less():
     assert within < selective <= plain
 
 
+class Normalized(nn.Module):
+    """A checkpoint, or not, around a layer that counts and keeps statistics."""
+
+    def __init__(self, call):
+        super().__init__()
+        self.lin, self.norm, self.call = nn.Linear(8, 8), nn.BatchNorm1d(8), call
+
+    def forward(self, x):
+        return self.call(lambda t: self.norm(self.lin(t)).relu(), x) + self.norm.running_mean
+
+
+def test_checkpoint_around_batch_norm(device):
+    """Running statistics are written once, as without a checkpoint; eager's recomputation writes them again."""
+    torch.manual_seed(0)
+    plain = Normalized(lambda f, x: f(x))
+    other = Normalized(functools.partial(checkpoint, use_reentrant=False))
+    other.load_state_dict(plain.state_dict())
+    other.to(device)
+    x = leaf(5, 8)
+    y = x.detach().to(device).requires_grad_()
+    for _ in range(2):
+        want = plain(x)
+        want.square().sum().backward()
+        got = compiled(other, options=PURE["options"])(y)
+        got.square().sum().backward()
+        same(want.detach(), got.detach().cpu())
+    same(x.grad, y.grad.cpu(), tol=1e-4)
+    for name, value in plain.state_dict().items():
+        same(value, other.state_dict()[name].cpu(), name)
+
+
 def test_another_context_fn_recomputes_everything(caplog):
     import contextlib
 
@@ -607,6 +638,18 @@ def test_a_region_draws_anew_at_every_call(device):
     assert len({tuple(r.tolist()) for r in results}) == 4
 
 
+def writes_captured(x, w):
+    """The value that the body wrote is used afterwards, through a view that was made before."""
+    y = x * 1
+    row = y[0]
+
+    def body(t):
+        y.add_(t * w)
+        return y * 2
+
+    return wrap(body, x) + row
+
+
 WRAPS = {
     "wrap": lambda x, w: wrap(lambda x: (x * w).sin(), x),
     "wrap of a view": lambda x, w: wrap(lambda x: x.t(), x * w),
@@ -615,6 +658,8 @@ WRAPS = {
     "no grad": lambda x, w: wrap_with_set_grad_enabled(False, lambda x: (x + w,), x)[0] * x,
     "grad": lambda x, w: wrap_with_set_grad_enabled(True, lambda x: (x * w,), x)[0] * x,
     "autocast": lambda x, w: wrap_with_autocast("cpu", torch.bfloat16, True, False, lambda x: (x @ w,), x)[0].float(),
+    "writes a captured value": writes_captured,
+    "writes its input": lambda x, w: wrap(lambda t: t.mul_(w).sum(), x * 2) + x,
     "autocast in cond": lambda x, w: torch.cond(x.sum() > 0, lambda x: in_autocast(x, w), lambda x: (x * w).sum(-1), (x,)),
     "autocast in checkpoint": lambda x, w: checkpoint(lambda t: in_autocast(t, w), x, use_reentrant=False),
 }

@@ -32,14 +32,15 @@ def propagate(node: fx.Node, args: tuple, kwargs: dict, run_body: RunBody) -> Re
     Raises:
         UnsupportedOperatorError: The operator, or what a body of it does, has no lowering.
     """
-    known = _OPERATORS.get(node.target.name())
+    name = node.target.name()
+    known = _INLINED.get(name) or _APART.get(name)
     if known is None:
-        reason = _REASONS.get(node.target.name(), "has no JAX lowering")
-        raise UnsupportedOperatorError(f"the higher-order operator {node.target.name()} {reason}\n  at {source_line(node)}")
+        reason = _REASONS.get(name, "has no JAX lowering")
+        raise UnsupportedOperatorError(f"the higher-order operator {name} {reason}\n  at {source_line(node)}")
     _refuse_runtime_scalars(node)
     with modes_kept():
         value, bodies = known(args, kwargs, run_body)
-    for body in bodies:
+    for body in bodies if name in _APART else ():
         _refuse_writes_to_inputs(body)
     return value, bodies
 
@@ -315,27 +316,30 @@ def _refuse_writes_to_inputs(body: fx.GraphModule) -> None:
             )
 
 
-_OPERATORS: dict[str, Callable[[tuple, dict, RunBody], Result]] = {
+_INLINED: dict[str, Callable[[tuple, dict, RunBody], Result]] = {
+    "hints_wrapper": _inlined_packed,
+    "invoke_quant": _inlined(0),
+    "invoke_quant_packed": _inlined(0),
+    "invoke_subgraph": _invoke_subgraph,
+    "out_dtype": _out_dtype,
+    "run_const_graph": _inlined_packed,
+    "strict_mode": _inlined_packed,
+    "tag_activation_checkpoint": _checkpoint,
+    "wrap": _inlined(0),
+    "wrap_activation_checkpoint": _checkpoint,
+    "wrap_with_autocast": _with_autocast,
+    "wrap_with_set_grad_enabled": _with_grad_mode,
+}
+
+_APART: dict[str, Callable[[tuple, dict, RunBody], Result]] = {
     "associative_scan": _associative_scan,
     "autograd_function_apply": _autograd_function,
     "cond": _cond,
     "flex_attention": _flex_attention,
     "flex_attention_backward": _flex_attention_backward,
-    "hints_wrapper": _inlined_packed,
-    "invoke_quant": _inlined(0),
-    "invoke_quant_packed": _inlined(0),
-    "invoke_subgraph": _invoke_subgraph,
     "map_impl": _map,
-    "out_dtype": _out_dtype,
-    "run_const_graph": _inlined_packed,
     "scan": _scan,
-    "strict_mode": _inlined_packed,
-    "tag_activation_checkpoint": _checkpoint,
     "while_loop": _while_loop,
-    "wrap": _inlined(0),
-    "wrap_activation_checkpoint": _checkpoint,
-    "wrap_with_autocast": _with_autocast,
-    "wrap_with_set_grad_enabled": _with_grad_mode,
 }
 
 _REASONS = {

@@ -43,17 +43,21 @@ def functionalize(gm: fx.GraphModule) -> Functional:
 
 
 def functionalize_body(gm: fx.GraphModule) -> fx.GraphModule:
-    """Turn the propagated body of a higher-order operator into a function of values, one output a leaf.
+    """Turn the propagated body of a higher-order operator into a function of values.
+
+    Its outputs are one a leaf, and then the new value of each input that it writes.
 
     Raises:
-        UnsupportedOperatorError: The body writes one of its inputs, which no program can show outside.
+        UnsupportedOperatorError: Inputs that the body writes overlap.
     """
     run = _Pass(gm)
     run.visit_all()
-    if any(cell.written and run.creators[storage].op == "placeholder" for storage, cell in run.cells.items()):
-        raise UnsupportedOperatorError("the body of a higher-order operator writes one of its inputs")
+    if run.storage_inputs:
+        raise UnsupportedOperatorError("the body of a higher-order operator writes inputs that overlap in memory")
     leaves = pytree.tree_leaves(gm.graph.output_node().args[0])
-    return run.module([run.read(leaf) if isinstance(leaf, fx.Node) else leaf for leaf in leaves])
+    results = [run.read(leaf) if isinstance(leaf, fx.Node) else leaf for leaf in leaves]
+    list(run.write_backs(results))  # appends the new values
+    return run.module(results)
 
 
 @dataclasses.dataclass
@@ -162,7 +166,7 @@ class _Pass:
         writes = tuple(tensors.index(arg) for arg in known.writes)
         new = self.copy(node)
         new.op, new.target = "call_function", functional_ops.Functionalized(node.target, writes)
-        new.meta["facts"] = dataclasses.replace(known, value=None, geometry=None, writes=())
+        new.meta["facts"] = dataclasses.replace(facts(new), value=None, geometry=None, writes=())
         new.meta["result"] = known.value
         new.meta["written"] = tuple(facts(arg).value for arg in known.writes)
         for i, arg in enumerate(known.writes):

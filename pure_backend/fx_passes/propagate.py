@@ -84,7 +84,7 @@ class _Run:
         autocast = _autocast_now()
         value = self.evaluate(node, argument)
         written = [arg for arg, seen in zip(tensor_args, versions, strict=True) if values[arg]._version != seen]
-        written += [arg for arg in _undeclared_writes(node) if arg not in written]
+        written += [arg for arg in (*_undeclared_writes(node), *_writes_of_bodies(node)) if arg not in written]
         restrided = _restrided([arg for arg in written if arg in values])
         written = [arg for arg in written if arg not in dict(restrided)]
         for arg, geometry in restrided:
@@ -205,6 +205,13 @@ def _set_grad_enabled(enabled: bool) -> bool:
     before = torch.is_grad_enabled()
     torch._C._set_grad_enabled(enabled and before)
     return before
+
+
+def _writes_of_bodies(node: fx.Node) -> tuple[fx.Node, ...]:
+    """The operands of a higher-order operator that its bodies write, declared or not."""
+    nodes = [inner for body in node.meta.get("bodies", ()) for inner in body.graph.nodes]
+    storages = {facts(arg).geometry.storage for inner in nodes for arg in facts(inner).writes}
+    return tuple(arg for arg in node.all_input_nodes if (lies := facts(arg).geometry) and lies.storage in storages)
 
 
 def _undeclared_writes(node: fx.Node) -> tuple[fx.Node, ...]:

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from pure_backend.ir.describe import tensor_leaves
 from pure_backend.jax_bridge.lowerings.registry import Site
 from pure_backend.jax_bridge.rng import KeyStream
 
@@ -50,6 +51,19 @@ class Body:
     def __call__(self, key: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, ...]:
         """The results that are arrays."""
         return tuple(leaf for leaf in self.leaves(key, *arrays) if isinstance(leaf, jax.Array))
+
+
+def results(site: Site, arrays: Sequence[jax.Array]) -> Any:
+    """What the lowering of an operator that is its body returns, for all results of the body.
+
+    A body gives its results, and then the new values of the inputs that it writes, in the order of the inputs.
+    """
+    count = len(tensor_leaves(site.out))
+    result = structured(site.out, arrays[:count])
+    if not site.writes:
+        return result
+    new = dict(zip(sorted(site.writes), arrays[count:], strict=True))
+    return (result, *(new[write] for write in site.writes))
 
 
 def structured(out: Any, arrays: Sequence[jax.Array]) -> Any:

@@ -7,16 +7,17 @@ import jax.numpy as jnp
 from jax import lax
 
 from pure_backend.ir.canonical import graph_key
-from pure_backend.jax_bridge.lowerings.bodies import Body, structured
-from pure_backend.jax_bridge.lowerings.registry import Site, lowers
+from pure_backend.jax_bridge.lowerings.bodies import Body, results, structured
+from pure_backend.jax_bridge.lowerings.registry import Site, lowers, updates
 from pure_backend.jax_bridge.rng import fold_data
 
 
+@updates
 @lowers("region")
 def region(site: Site, *operands):
     """A stretch under `torch.func` transforms: its ATen graph."""
     (gm,) = site.bodies
-    return structured(site.out, site.body(gm, [operand for operand in operands if isinstance(operand, jax.Array)]))
+    return results(site, site.body(gm, [operand for operand in operands if isinstance(operand, jax.Array)]))
 
 
 @lowers("aten::_efficientzerotensor", "aten::_new_zeros_with_same_feature_meta")
@@ -25,24 +26,28 @@ def zero_tangent(site: Site, *args, **kwargs):
     return jnp.zeros(site.out.shape, site.dtype)
 
 
+@updates
 @lowers("hop::wrap", "hop::invoke_quant", "hop::invoke_quant_packed")
 def inlined(site: Site, body, *operands, **kwargs):
     """An operator that is its body."""
     return _inline(site, operands)
 
 
+@updates
 @lowers("hop::hints_wrapper", "hop::strict_mode", "hop::run_const_graph")
 def inlined_packed(site: Site, body, operands, *args, **kwargs):
     """An operator that is its body, its operands in one tuple."""
     return _inline(site, operands)
 
 
+@updates
 @lowers("hop::wrap_with_set_grad_enabled")
 def with_grad_mode(site: Site, enabled, body, *operands):
     """A body under a grad mode, which its nodes' facts know."""
     return _inline(site, operands)
 
 
+@updates
 @lowers("hop::wrap_with_autocast")
 def with_autocast(site: Site, device, dtype, enabled, cache_enabled, body, *operands):
     """A body under autocast, which its nodes' facts know."""
@@ -58,10 +63,10 @@ def out_dtype(site: Site, op, dtype, *operands):
 
 def _inline(site: Site, operands):
     (gm,) = site.bodies
-    leaves = site.body(gm, operands)
-    return structured(site.out, [leaf for leaf in leaves if isinstance(leaf, jax.Array)])
+    return results(site, [leaf for leaf in site.body(gm, operands) if isinstance(leaf, jax.Array)])
 
 
+@updates
 @lowers("hop::invoke_subgraph")
 def invoke_subgraph(site: Site, subgraph, identifier, *operands):
     """A nested jit: equal bodies are traced once and are one function of the HLO, however often they are called."""
@@ -73,9 +78,9 @@ def invoke_subgraph(site: Site, subgraph, identifier, *operands):
         body.__name__ = str(identifier)  # the function's name in the HLO
         site.shared[name] = (body, jax.jit(body))
     body, function = site.shared[name]
-    results = function(site.keys.data_for_body(), *body.arrays(operands))
+    arrays = function(site.keys.data_for_body(), *body.arrays(operands))
     site.keys.note_body(body.draws)
-    return structured(site.out, results)
+    return results(site, arrays)
 
 
 @lowers("hop::cond")
@@ -86,9 +91,9 @@ def cond(site: Site, pred, true_fn, false_fn, operands):
         return structured(site.out, [leaf for leaf in leaves if isinstance(leaf, jax.Array)])
     branches = [Body(site, gm, operands) for gm in site.bodies]
     key = site.keys.data_for_body()
-    results = lax.cond(jnp.reshape(pred, ()), *branches, key, *branches[0].arrays(operands))
+    arrays = lax.cond(jnp.reshape(pred, ()), *branches, key, *branches[0].arrays(operands))
     site.keys.note_body(any(branch.draws for branch in branches))
-    return structured(site.out, results)
+    return structured(site.out, arrays)
 
 
 @lowers("hop::while_loop")
@@ -105,9 +110,9 @@ def while_loop(site: Site, cond_fn, body_fn, carried, additional):
     def goes_on(state):
         return jnp.reshape(condition(key, *state[1:], *captured)[0], ())
 
-    _, *results = lax.while_loop(goes_on, step, (jnp.uint32(0), *carried))
+    _, *arrays = lax.while_loop(goes_on, step, (jnp.uint32(0), *carried))
     site.keys.note_body(body.draws or condition.draws)
-    return structured(site.out, results)
+    return structured(site.out, arrays)
 
 
 @lowers("hop::scan")
@@ -120,8 +125,8 @@ def scan(site: Site, combine_fn, init, xs, additional):
 
     def step(carry, x):
         count, *slices = x
-        results = body(fold_data(key, count), *carry, *slices, *captured)
-        return results[: len(init)], results[len(init) :]
+        arrays = body(fold_data(key, count), *carry, *slices, *captured)
+        return arrays[: len(init)], arrays[len(init) :]
 
     carry, ys = lax.scan(step, init, (jnp.arange(xs[0].shape[0], dtype=jnp.uint32), *xs))
     site.keys.note_body(body.draws)

@@ -12,8 +12,8 @@ from jax.ad_checkpoint import checkpoint_name
 from torch.utils import _pytree as pytree
 
 from pure_backend.ir import functional_ops
-from pure_backend.jax_bridge.lowerings.bodies import Body, structured
-from pure_backend.jax_bridge.lowerings.registry import Site, lowers
+from pure_backend.jax_bridge.lowerings.bodies import Body, results, structured
+from pure_backend.jax_bridge.lowerings.registry import Site, lowers, updates
 
 _SAVED = "saved"
 
@@ -24,6 +24,7 @@ def saved(site: Site, value):
     return checkpoint_name(value, _SAVED)
 
 
+@updates
 @lowers("hop::tag_activation_checkpoint", "hop::wrap_activation_checkpoint")
 def checkpoint(site: Site, body, *operands, **kwargs):
     """The body, recomputed in the backward. Its random key is an argument, so the masks are the forward's."""
@@ -31,9 +32,9 @@ def checkpoint(site: Site, body, *operands, **kwargs):
     selective = any(node.target is functional_ops.saved for node in gm.graph.nodes)
     policy = jax.checkpoint_policies.save_only_these_names(_SAVED) if selective else None
     body = Body(site, gm, operands)
-    results = _recomputed(body, policy)(site.keys.data_for_body(), *body.arrays(operands))
+    arrays = _recomputed(body, policy)(site.keys.data_for_body(), *body.arrays(operands))
     site.keys.note_body(body.draws)
-    return structured(site.out, results)
+    return results(site, arrays)
 
 
 def _recomputed(function: Callable[..., Any], policy: Any) -> Callable[..., Any]:
@@ -89,9 +90,9 @@ def autograd_function(site: Site, forward, backward, *operands, **kwargs):
     apply.defvjp(apply_forward, apply_backward)
     key = site.keys.data_for_body()
     jax.eval_shape(backward_of_results, key, *arrays)  # JAX traces the backward late; what it cannot lower shall be known now
-    results = apply(key, *arrays)
+    outputs = apply(key, *arrays)
     site.keys.note_body(body.draws)
-    return structured(site.out, results)
+    return structured(site.out, outputs)
 
 
 def _saved_outputs(forward: torch.fx.GraphModule, count: int) -> dict[int, int]:
