@@ -22,6 +22,10 @@ import torch
 from pure_backend.errors import EnvironmentMismatchError
 
 
+SCAN_TAKES_INTEGERS = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10)
+"""Whether torch's `scan` differentiates with integers among carries and results; 2.13 fails ("outs_to_grad length")."""
+
+
 def jax():
     """The `jax` module, imported at first compile and not on import of the package."""
     import jax as module
@@ -232,47 +236,57 @@ def source_line(frame: tuple[str, int, str] | None) -> Iterator[None]:
         holder.context = before
 
 
-_kernels = threading.local()
-_kernels_lock = threading.Lock()
-_kernels_open = 0
+class _KernelScope(threading.local):
+    """Whether this thread is in `kernels_as_written`, and the matmul precision it had before."""
+
+    depth = 0
+    precision: Any = None
+
+
+_kernel_scope = _KernelScope()
+_kernel_lock = threading.Lock()
+_kernel_scopes = 0
 
 
 @contextlib.contextmanager
-def kernels_without_x64() -> Iterator[None]:
-    """Trace Pallas kernels, in this thread and scope, with the 32-bit types that their authors write for.
+def kernels_as_written() -> Iterator[None]:
+    """Trace Pallas kernels, in this thread and scope, under the settings that their authors write for; enter it before others.
 
     Mosaic has no 64-bit types: with them on, `jnp.zeros` in a kernel is an f64 that no f32 reference takes, and the 0 in an
-    index map an i64 that fails to compile. Pallas has no switch of its own for this, so its one entry is exchanged while any
-    thread is in such a scope; for other threads it does what it did.
+    index map an i64 that fails to compile. And it refuses a bf16 product of f32 precision, which is what torch's default says.
+    Pallas has no switches of its own for these, so its one entry is exchanged while any thread is in such a scope; for other
+    threads it does what it did.
     """
-    global _kernels_open
+    global _kernel_scopes
     module = sys.modules.get("jax._src.pallas.pallas_call")
     if module is None:  # nobody has a kernel yet, and importing Pallas takes long
         yield
         return
-    with _kernels_lock:
-        if not _kernels_open:
-            module._pallas_call = functools.partial(_pallas_call_without_x64, module._pallas_call)
-        _kernels_open += 1
-    _kernels.depth = getattr(_kernels, "depth", 0) + 1
+    with _kernel_lock:
+        if not _kernel_scopes:
+            module._pallas_call = functools.partial(_pallas_call_as_written, module._pallas_call)
+        _kernel_scopes += 1
+    if not _kernel_scope.depth:
+        _kernel_scope.precision = jax().config.jax_default_matmul_precision
+    _kernel_scope.depth += 1
     try:
         yield
     finally:
-        _kernels.depth -= 1
-        with _kernels_lock:
-            _kernels_open -= 1
-            if not _kernels_open:
+        _kernel_scope.depth -= 1
+        with _kernel_lock:
+            _kernel_scopes -= 1
+            if not _kernel_scopes:
                 module._pallas_call = module._pallas_call.args[0]
 
 
-def _pallas_call_without_x64(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
+def _pallas_call_as_written(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
     call = original(*args, **kwargs)
 
     def traced(*operands: Any) -> Any:
         wide = any(getattr(leaf, "dtype", None) in _WIDE for leaf in jax().tree.leaves(operands))
-        if wide or not getattr(_kernels, "depth", 0):  # wide operands can only be interpreted, and that takes them as they are
+        if wide or not _kernel_scope.depth:  # wide operands can only be interpreted, and that takes them as they are
             return call(*operands)
-        with jax().enable_x64(False):
+        with jax().enable_x64(False), jax().default_matmul_precision(_kernel_scope.precision):
             return call(*operands)
 
     return traced

@@ -62,11 +62,11 @@ def trace(gm: fx.GraphModule, avals: Sequence[jax.ShapeDtypeStruct]) -> tuple[An
 
 @contextlib.contextmanager
 def tracing():
-    """The scope of every trace: 64-bit types but for kernels, torch's matmul precision, no Python frames."""
+    """The scope of every trace: 64-bit types, torch's matmul precision, neither of them in kernels; no Python frames."""
     precision = {"highest": "highest", "high": "high", "medium": "default"}[_compat.float32_matmul_precision()]
     with (
+        _compat.kernels_as_written(),
         _compat.x64(),
-        _compat.kernels_without_x64(),
         jax.default_matmul_precision(precision),
         _compat.without_frames(),
     ):

@@ -100,6 +100,26 @@ def test_gradients_of_jax_functions():
         compile_for_tpu(lambda n: n + 1, jnp.arange(3), backward=True)
 
 
+def _product(x_ref, y_ref, o_ref):
+    o_ref[...] = jnp.dot(x_ref[...], y_ref[...], preferred_element_type=jnp.float32)
+
+
+@jax_op("tpu_test::product")
+def product(x: jax.Array, y: jax.Array) -> jax.Array:
+    """A product in a grid, as one writes it for JAX."""
+    row, whole = pl.BlockSpec((128, 256), lambda i: (i, 0)), pl.BlockSpec((256, 256), lambda i: (0, 0))
+    out = jax.ShapeDtypeStruct((x.shape[0], y.shape[1]), jnp.float32)
+    return pl.pallas_call(_product, grid=(x.shape[0] // 128,), in_specs=[row, whole], out_specs=row, out_shape=out)(x, y)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kernels_know_nothing_of_torch_settings(dtype):
+    """Mosaic takes neither the 64-bit indices nor the bf16 products of f32 precision that programs are traced with."""
+    x = torch.zeros(256, 256, dtype=dtype)
+    assert len(compile_for_tpu(product, x, x).kernels) == 1
+    assert len(compile_for_tpu(lambda x: product(x, x) @ x.float(), x).kernels) == 1
+
+
 @pytest.mark.parametrize("topology", ["v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
 def test_topologies(topology):
     program = compile_for_tpu(incremented, MATRIX, topology=topology, donate=[0])

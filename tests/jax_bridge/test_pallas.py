@@ -45,7 +45,7 @@ def test_the_entry_of_pallas_is_put_back():
     from jax._src.pallas import pallas_call as module
 
     before, seen = module._pallas_call, []
-    with _compat.kernels_without_x64():
+    with _compat.kernels_as_written():
         thread = threading.Thread(target=lambda: seen.append(jax.make_jaxpr(_product_of_default_dtypes)()))
         with jax.enable_x64(True):
             here = jax.make_jaxpr(_product_of_default_dtypes)()
