@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def main() -> None:
     parser.add_argument("--ops", nargs="*", help="only these operators")
     parser.add_argument("--dtypes", nargs="*", help="only these dtypes", default=[dtype_name(d) for d in DTYPES])
     parser.add_argument("--report", type=Path, default=ROOT / "docs" / "conformance.md")
-    parser.add_argument("--log", type=Path, help="also write one JSON line a case")
+    parser.add_argument("--log", type=Path, default=Path(os.devnull), help="also write one JSON line a case, as they come")
     args = parser.parse_args()
     units = [
         (name, getattr(torch, dtype), args.samples)
@@ -34,9 +35,11 @@ def main() -> None:
         if supports(entry, getattr(torch, dtype)) and (not args.ops or name in args.ops)
     ]
     start = time.monotonic()
-    outcomes = list(run_units(units, args.processes))
-    if args.log:
-        args.log.write_text("".join(_line(outcome) for outcome in outcomes))
+    outcomes = []
+    with args.log.open("w", buffering=1) as log:
+        for outcome in run_units(units, args.processes):
+            outcomes.append(outcome)
+            log.write(_line(outcome))
     write_report(args.report, outcomes, args.samples, time.monotonic() - start)
 
 

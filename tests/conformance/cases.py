@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.common_utils import noncontiguous_like
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 
 DTYPES = (torch.float32, torch.int64, torch.bfloat16, torch.complex64)
@@ -101,8 +102,12 @@ def sample_of(case: Case) -> SampleInput:
 
 
 def strided(sample: SampleInput) -> SampleInput:
-    """The same values, every tensor with gaps between its elements."""
-    return sample.noncontiguous()
+    """The same values, every dense tensor with gaps between its elements."""
+    return sample.transform(lambda leaf: noncontiguous_like(leaf) if _is_dense(leaf) else leaf)
+
+
+def _is_dense(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
 
 
 def function_of(case: Case) -> Any:

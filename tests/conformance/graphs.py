@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import operator
 import sys
 import types
@@ -95,6 +96,8 @@ def _leaves(graph: fx.Graph, node: fx.Node, example: Any) -> list[fx.Node]:
 
 def is_torch_function(op: Callable[..., Any]) -> bool:
     """Whether a graph can name an operator: the database also holds wrappers of its own, which Dynamo looks into."""
+    if isinstance(op, functools.partial):
+        return False
     return not isinstance(op, types.FunctionType) or getattr(sys.modules.get(op.__module__), op.__name__, None) is op
 
 

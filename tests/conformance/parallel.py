@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from tqdm import tqdm
 
-from .cases import cases, entries
+from .cases import Case, cases, entries
 from .outcome import Outcome, forget, run
 
 Unit = tuple[str, torch.dtype, int]  # operator, dtype, how many samples
@@ -22,12 +22,15 @@ def run_units(units: Sequence[Unit], processes: int) -> Iterator[Outcome]:
     bad = 0
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(processes, context, _start) as pool:
-        for future in concurrent.futures.as_completed([pool.submit(_run_unit, *unit) for unit in units]):
-            outcomes = future.result()
-            bad += sum(outcome.kind in ("wrong", "raised") for outcome in outcomes)
-            bar.update()
-            bar.set_postfix(wrong_or_raised=bad)
-            yield from outcomes
+        try:
+            for future in concurrent.futures.as_completed([pool.submit(_run_unit, *unit) for unit in units]):
+                outcomes = future.result()
+                bad += sum(outcome.kind in ("wrong", "raised") for outcome in outcomes)
+                bar.update()
+                bar.set_postfix(wrong_or_raised=bad)
+                yield from outcomes
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def _start() -> None:
@@ -40,6 +43,9 @@ def _start() -> None:
 
 
 def _run_unit(name: str, dtype: torch.dtype, limit: int) -> list[Outcome]:
-    outcomes = [run(case, sample) for case, sample in cases(entries()[name], dtype, limit)]
-    forget()
-    return outcomes
+    try:
+        return [run(case, sample) for case, sample in cases(entries()[name], dtype, limit)]
+    except Exception as error:  # an entry that torch cannot sample, or this harness not run, must not end the run of all others
+        return [Outcome(Case(name, dtype), "raised", f"harness: {type(error).__name__}: {error}")]
+    finally:
+        forget()
