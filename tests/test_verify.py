@@ -9,8 +9,10 @@ import jax
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from oracle import agree, compiled
 from torch import nn
+from torch._higher_order_ops.scan import scan
 
 import pure_backend
 from pure_backend import specialize
@@ -41,6 +43,16 @@ def fixed(*shape, dtype=torch.float32, grad=False):
 
 def make():
     return fixed(3, 8), torch.zeros(2)
+
+
+def in_low_precision(x):
+    with torch.autocast("cpu", torch.bfloat16):
+        return x @ x
+
+
+@torch.compiler.nested_compile_region
+def region(x):
+    return x.sin()
 
 
 @torch.no_grad()
@@ -101,8 +113,20 @@ FUNCTIONS = {
         lambda x: torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=False) * 2,
         lambda: (torch.ones(3, requires_grad=True),),
     ),
+    "loop": (
+        lambda x: scan(lambda c, a: (c * a, c + a), x[0], x)[1],
+        lambda: (fixed(3, 2, grad=True),),
+    ),
+    "region": (lambda x: region(x) + 1, lambda: (fixed(3, grad=True),)),
+    "autocast in a checkpoint": (
+        lambda x: torch.utils.checkpoint.checkpoint(in_low_precision, x, use_reentrant=False).float(),
+        lambda: (fixed(4, 4),),
+    ),
     "vmap": (lambda x: torch.vmap(torch.sin)(x) + 1, lambda: (torch.ones(3, 2),)),
 }
+
+
+LOW_PRECISION = ("low precision", "autocast in a checkpoint")
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -110,7 +134,7 @@ def test_right_programs_pass(name):
     f, make_args = FUNCTIONS[name]
     args = make_args()
     grad = any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
-    agree(f, make_args, grad=grad, tol=2e-2 if name == "low precision" else 1e-5, **VERIFY)
+    agree(f, make_args, grad=grad, tol=2e-2 if name in LOW_PRECISION else 1e-5, **VERIFY)
 
 
 def test_autocast_passes():
