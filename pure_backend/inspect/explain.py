@@ -152,9 +152,11 @@ class Side:
     def lowered(self) -> Any:
         """JAX's lowered stage."""
         from pure_backend.jax_bridge.lower import lowered_stage
+        from pure_backend.jax_bridge.pallas import for_platform
 
+        platform = self.runtime.platform
         with self.runtime.placement():
-            return lowered_stage(self.jaxpr, self.runtime.platform)
+            return lowered_stage(for_platform(self.jaxpr, platform), platform)
 
     @property
     def flops(self) -> float | None:
