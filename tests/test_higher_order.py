@@ -213,20 +213,6 @@ def test_scan(name, device):
     agree(SCANS[name], xw, grad=True, device=device, **PURE)
 
 
-@pytest.mark.skipif(torch.__version__ >= "2.13", reason="torch 2.13's scan fails on an integer carry with gradients in Dynamo")
-def test_f10_scan_with_an_integer_in_its_carry(device):
-    """F10 https://github.com/jax-ml/jax/issues/22045"""
-
-    def f(x):
-        return scan(lambda c, a: ((c[0] + 1, c[1] + a * c[0]), c[1].clone()), (zero(x), x.new_zeros(())), x)[0][1]
-
-    x = torch.ones(4).to(device).requires_grad_()
-    s = compiled(f)(x)
-    s.backward()
-    assert s.item() == 6
-    assert x.grad.tolist() == [0, 1, 2, 3]
-
-
 def test_scan_draws_anew_at_every_step(device):
     def f(x):
         return scan(lambda c, a: (c + 1, F.dropout(a, 0.5, True)), x.new_zeros(()), x)[1]
@@ -626,6 +612,39 @@ def test_a_region_is_one_function(monkeypatch):
     text = program_text(f, *(t.detach() for t in square_args()))
     assert len(traced) == 1
     assert text.count("dot_general") == 2
+
+
+def backward_text(f, *args):
+    """The StableHLO of a compiled function's backward."""
+    from pure_backend.jax_bridge import program
+
+    lowered = []
+    original = program.lower
+
+    def spy(jaxpr, *rest):
+        lowered.append(jaxpr)
+        return original(jaxpr, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(program, "lower", spy)
+        compiled(f)(*args).sum().backward()
+    jaxpr = lowered[-1]
+    return jax.jit(core.jaxpr_as_fun(jaxpr)).lower(*(v.aval for v in jaxpr.jaxpr.invars)).as_text()
+
+
+def test_a_region_is_shared_in_the_backward():
+    """However often it is called, the backward has as many products."""
+
+    def repeated(count):
+        def f(x, w):
+            for _ in range(count):
+                x = region(x, w)
+            return x
+
+        torch._dynamo.reset()
+        return backward_text(f, *square_args()).count("dot_general")
+
+    assert repeated(9) == repeated(5)
 
 
 def test_a_region_draws_anew_at_every_call(device):
