@@ -1,7 +1,9 @@
 """Higher-order operators inside a compiled graph: forward and gradient as in eager."""
 
 import functools
+import gc
 import logging
+import weakref
 
 import jax
 import pytest
@@ -23,6 +25,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from pure_backend import ImpureGraphError
+from pure_backend.jax_bridge.compile import programs
 
 # One program, nothing of it in eager.
 PURE = {"pure": True, "options": {"on_impure": "error"}}
@@ -787,6 +790,84 @@ def test_a_checkpoint_without_lowering_is_left_to_eager():
     agree(f, plain_xw)
     with pytest.raises(ImpureGraphError, match=r"(?s)tag_activation_checkpoint.*opaque"):
         compiled(f, options=PURE["options"])(*plain_xw())
+
+
+NESTED = {
+    "vmap of cond": lambda x, w: torch.vmap(lambda a: torch.cond(a.sum() > 0, lambda a: a * w, lambda a: a - w, (a,)))(x),
+    "scan in cond": lambda x, w: torch.cond(
+        x.sum() > 0, lambda x: scan(lambda c, a: (c + a * w, c * a), x[0] * 1, x)[1], lambda x: x * w, (x,)
+    ),
+    "cond in scan": lambda x, w: scan(
+        lambda c, a: (torch.cond(a.sum() > 0, lambda a: a * w, lambda a: a - w, (a,)) + c, c * a), x[0] * 1, x
+    ),
+    "map in checkpoint": lambda x, w: checkpoint(lambda t: torch_map(lambda a: a * w, t), x, use_reentrant=False),
+    "checkpoint in map": lambda x, w: torch_map(lambda a: checkpoint(lambda t: (t * w).sin(), a, use_reentrant=False), x),
+    "function in scan": lambda x, w: scan(lambda c, a: (c + SavesOutput.apply(a) * w, c * a), x[0] * 1, x),
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_nested(name, device):
+    agree(NESTED[name], xw, grad=True, device=device, **PURE)
+
+
+PLAIN = {
+    "cond": CONDS["closure"],
+    "checkpoint": CHECKPOINTS["captured"],
+    "scan": SCANS["captured"],
+    "function": FUNCTIONS["saves its output"],
+}
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("name", [*PLAIN, "while"])
+def test_without_gradients(name, mode, device):
+    def f(x, w):
+        with mode():
+            return (WHILES["captured"] if name == "while" else PLAIN[name])(x, w)
+
+    agree(f, xw, device=device, **PURE)
+
+
+@pytest.mark.parametrize("remat", ["none", "full"])
+@pytest.mark.parametrize("name", PLAIN)
+def test_under_another_residual_policy(name, remat):
+    agree(PLAIN[name], xw, grad=True, pure=True, options={"remat": remat, "on_impure": "error"})
+
+
+def test_in_autocast(device):
+    """Torch's policy holds in the bodies. (Dynamo itself fails on `torch.cond` and `map` in an autocast for xla.)"""
+
+    def f(x, w):
+        with torch.autocast(x.device.type, dtype=torch.bfloat16):
+            y = checkpoint(lambda t: t @ w, x, use_reentrant=False)
+            return y if device.type == "xla" else (y, torch_map(lambda t: t @ w, x))
+
+    agree(f, lambda: (leaf(4, 3), leaf(3, 3, seed=1)), grad=True, device=device, tol=3e-2, **PURE)
+
+
+class Everything(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin, self.w = nn.Linear(3, 3), nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        x = checkpoint(self.lin, x, use_reentrant=False)
+        x = elementwise_region(elementwise_region(x, self.w), self.w)
+        x = CONDS["closure"](x, self.w)
+        return Square.apply(SCANS["captured"](x, self.w)[1])
+
+
+def test_programs_with_bodies_are_freed():
+    model = Everything()
+    compiled(model, options=PURE["options"])(torch.ones(2, 3)).sum().backward()
+    alive = weakref.ref(model.lin.weight)
+    assert len(programs) == 1
+    del model
+    torch._dynamo.reset()
+    gc.collect()
+    assert alive() is None
+    assert len(programs) == 0
 
 
 # ------------------------------------------------------------------------------------------------------ flex attention
