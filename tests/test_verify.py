@@ -145,6 +145,24 @@ def test_autocast_passes():
     agree(f, lambda: (fixed(4, 4), fixed(4, 4)), tol=2e-2, **VERIFY)
 
 
+def test_callers_autocast_passes(device):
+    def step(x):
+        with torch.autocast(x.device.type, torch.bfloat16):
+            return compiled(lambda x: (x @ x).relu(), **VERIFY)(x)
+
+    x = fixed(4, 4).to(device)
+    with torch.autocast("cpu", torch.bfloat16):
+        want = (fixed(4, 4) @ fixed(4, 4)).relu()
+    torch.testing.assert_close(step(x).cpu(), want)
+
+
+def test_modes_of_the_caller_pass():
+    layer = nn.Linear(3, 3)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            assert not compiled(layer, **VERIFY)(torch.ones(2, 3)).requires_grad
+
+
 def test_arguments_are_changed_once():
     counter = torch.zeros(2)
     f = compiled(Net(), **VERIFY)

@@ -108,7 +108,7 @@ class _Check:
     def __call__(self, args: Sequence[Any]) -> Any:
         eager = _Copies(args)
         before = _Copies(args).passed if self.plan.write_backs else args
-        with _random_state_kept():
+        with _random_state_kept(), _autocast_moved() if self.plan.device == "xla" else contextlib.nullcontext():
             want = _run_eagerly(self.gm, eager.passed)
             inputs = [_plain(tensor) for tensor in self.plan.gather(before)[1:]]
         bounds = _Bounds.of(self.functional.gm.graph.nodes, inputs, _GRAPH)
@@ -270,6 +270,14 @@ def _no_autocast() -> Iterator[None]:
         for kind in AUTOCAST_DEVICES:
             if torch.is_autocast_enabled(kind):
                 stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+@contextlib.contextmanager
+def _autocast_moved() -> Iterator[None]:
+    """With the caller's autocast of `xla` on the CPU, where eager runs for `xla` tensors."""
+    enabled, dtype = torch.is_autocast_enabled("xla"), torch.get_autocast_dtype("xla")
+    with torch.autocast("cpu", dtype=dtype) if enabled else torch.autocast("cpu", enabled=False):
         yield
 
 

@@ -130,6 +130,22 @@ def test_graph_breaks_have_reason_and_place():
     assert len(report.graphs) == len(report.partitions) == 2
 
 
+@pytest.mark.xla
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
+def test_function_left_to_eager_is_a_break():
+    """Dynamo cannot enter torch_xla's scope and compiles nothing of the function around it."""
+    import torch_xla.debug.profiler as xp
+
+    def f(x):
+        with xp.Trace("blk"):
+            return x.sin()
+
+    report = pure_backend.explain(f)(torch.ones(3))
+    assert report.graphs == ()
+    assert any("skipped" in found.reason for found in report.breaks)
+    assert report.result.shape == (3,)
+
+
 def test_branch_on_a_value_is_a_break_with_advice():
     def f(x):
         y = x.sin()
