@@ -31,19 +31,34 @@ from pure_backend.options import Options as Options
 if TYPE_CHECKING:
     from pure_backend.custom_ops.jax_op import CustomOpDef as CustomOpDef
     from pure_backend.custom_ops.jax_op import jax_op as jax_op
+    from pure_backend.transforms.call_jax import call_jax as call_jax
+    from pure_backend.transforms.layers import scan_layers as scan_layers
+    from pure_backend.transforms.loops import fori_loop as fori_loop
+    from pure_backend.transforms.loops import scan as scan
+    from pure_backend.transforms.loops import while_loop as while_loop
+    from pure_backend.transforms.pure import ImpureFunctionWarning as ImpureFunctionWarning
+    from pure_backend.transforms.pure import PureModule as PureModule
+    from pure_backend.transforms.pure import assume_pure as assume_pure
 
 __version__ = "0.1.0"
 
-_NEEDING_JAX = {"jax_op": "pure_backend.custom_ops.jax_op", "CustomOpDef": "pure_backend.custom_ops.jax_op"}
+_LATER = {
+    "custom_ops.jax_op": ("CustomOpDef", "jax_op"),
+    "transforms.call_jax": ("call_jax",),
+    "transforms.layers": ("scan_layers",),
+    "transforms.loops": ("fori_loop", "scan", "while_loop"),
+    "transforms.pure": ("ImpureFunctionWarning", "PureModule", "assume_pure"),
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Names whose modules import JAX, which `import pure_backend` does not."""
-    if name not in _NEEDING_JAX:
-        raise AttributeError(f"module 'pure_backend' has no attribute {name!r}")
+    """Names whose modules import JAX or Dynamo, which `import pure_backend` does not."""
     import importlib
 
-    return getattr(importlib.import_module(_NEEDING_JAX[name]), name)
+    for module, names in _LATER.items():
+        if name in names:
+            return getattr(importlib.import_module(f"pure_backend.{module}"), name)
+    raise AttributeError(f"module 'pure_backend' has no attribute {name!r}")
 
 
 def clear_caches() -> None:

@@ -21,7 +21,6 @@ import torch
 
 from pure_backend.errors import EnvironmentMismatchError
 
-
 SCAN_TAKES_INTEGERS = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10)
 """Whether torch's `scan` differentiates with integers among carries and results; 2.13 fails ("outs_to_grad length")."""
 

@@ -38,6 +38,10 @@ class DeviceError(PureBackendError):
     """A tensor lies on a device, or in a layout, that the partition's runtime cannot take."""
 
 
+class ImpureFunctionError(PureBackendError):
+    """A function that was said to be pure is not (`assume_pure(fn, check=True)`)."""
+
+
 class DonationError(PureBackendError):
     """A donated tensor is also used in another way, by which it would be read after its memory was given away."""
 

@@ -1,0 +1,1 @@
+"""Functions that are captured whole and run as one program: `assume_pure`, loops, scanned layers, calls of JAX functions."""

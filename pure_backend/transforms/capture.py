@@ -1,0 +1,62 @@
+"""A function captured whole by Dynamo, for this backend, however often and with whatever shapes it is called.
+
+Dynamo keeps its captures with a code object and gives up after eight. A `Captured` has a code object of its own, which it
+leaves for a fresh one when Dynamo gives up: what is kept is bounded, and no function is left to eager for its many signatures.
+"""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._dynamo.exc import FailOnRecompileLimitHit
+
+
+class Captured:
+    """`captured(fn, *args, **kwargs)` is `fn(*args, **kwargs)` in one compiled graph.
+
+    Args:
+        fullgraph: Whether a graph break is an error.
+    """
+
+    def __init__(self, fullgraph: bool = True) -> None:
+        self.fullgraph = fullgraph
+        self.compiled = self._fresh()
+
+    def __call__(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call `fn`; inside another compiled function it is part of that."""
+        if torch.compiler.is_compiling():
+            return fn(*args, **kwargs)
+        try:
+            return self.compiled(fn, *args, **kwargs)
+        except FailOnRecompileLimitHit:
+            self.compiled = self._fresh()
+            return self.compiled(fn, *args, **kwargs)
+
+    def _fresh(self) -> Callable[..., Any]:
+        own = types.FunctionType(_call.__code__.replace(), _call.__globals__, "call")
+        return torch.compile(own, backend="assume_pure", fullgraph=self.fullgraph)
+
+
+def _call(fn, *args, **kwargs):
+    return fn(*args, **kwargs)
+
+
+_by_code: weakref.WeakKeyDictionary[types.CodeType, Captured] = weakref.WeakKeyDictionary()
+
+
+def captured_for(fn: Callable[..., Any]) -> Captured:
+    """The captures of a function: one for all function objects with the same code, which differ in their closures only.
+
+    So a lambda that is made anew for every call is captured once. (Dynamo checks what a closure holds.)
+    """
+    code = getattr(getattr(fn, "__func__", fn), "__code__", None)
+    if code is None:
+        return Captured()
+    for known, captured in _by_code.items():
+        if known is code:  # code objects with equal instructions are equal, but their globals may differ
+            return captured
+    return _by_code.setdefault(code, Captured())

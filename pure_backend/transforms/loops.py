@@ -1,0 +1,249 @@
+"""Loops with one body: `scan`, `while_loop`, `fori_loop`. One XLA `while` each; the body is traced once.
+
+They are torch's own higher-order operators, which Dynamo captures with all that their bodies read from outside (closures,
+module parameters), compiled by this backend wherever they are called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._dynamo.exc import TorchDynamoException
+from torch._higher_order_ops.scan import scan as _torch_scan
+from torch._higher_order_ops.while_loop import while_loop as _torch_while_loop
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint as _checkpoint
+
+from pure_backend._compat import SCAN_TAKES_INTEGERS
+from pure_backend.ir.describe import describe_value
+from pure_backend.transforms.capture import captured_for
+
+
+def scan(
+    fn: Callable[[Any, Any], tuple[Any, Any]],
+    init: Any,
+    xs: Any,
+    *,
+    length: int | None = None,
+    reverse: bool = False,
+    unroll: int = 1,
+    checkpoint: bool = False,
+) -> tuple[Any, Any]:
+    """`carry, y = fn(carry, x)` over the leading dimension of `xs`, as `jax.lax.scan`.
+
+    Args:
+        fn: The body. It may read tensors and modules from outside, write to its own tensors, and draw random numbers, other
+            ones at each step. Its carry keeps shapes and dtypes.
+        init: The first carry: a pytree of tensors and numbers.
+        xs: A pytree of tensors of one leading size, or None with `length`.
+        length: How many steps, if `xs` does not say.
+        reverse: From the last element to the first; the ys stand in the order of `xs`.
+        unroll: How many steps a turn of the loop takes.
+        checkpoint: Keep only carries for the backward, and compute each step again in it.
+
+    Returns:
+        The last carry, and the ys stacked. Gradients flow to `init`, `xs` and whatever `fn` reads.
+
+    Raises:
+        ValueError: `xs` has tensors of different leading sizes, there are no steps to tell the shape of ys from, or `unroll` is
+            below 1.
+        TypeError: `fn` returns another carry than it is given; the message names it.
+    """
+    steps = _length(xs, length)
+    if unroll < 1:
+        raise ValueError(f"scan: unroll must be at least 1, got {unroll}")
+    init, unroll = _tensors(init), min(unroll, steps)
+    if torch.compiler.is_compiling():
+        return _scan(fn, init, xs, steps, reverse, unroll, checkpoint)
+    try:
+        return captured_for(fn)(_scan, fn, init, xs, steps, reverse, unroll, checkpoint)
+    except TorchDynamoException:
+        first = _map(lambda t: t[0], xs)
+        _check_carry("scan", init, lambda carry: fn(carry, first)[0])
+        raise
+
+
+def _scan(fn: Callable, init: Any, xs: Any, steps: int, reverse: bool, unroll: int, checkpoint: bool) -> tuple[Any, Any]:
+    unroll = unroll if steps % unroll == 0 else 1
+    index = torch.arange(steps, device=_device(init))  # so that there is something to step over without xs
+    leaves, spec = pytree.tree_flatten(xs)
+    parts = [t.reshape(steps // unroll, unroll, *t.shape[1:]) for t in (index, *leaves) if t is not None]
+
+    def step(carry: Any, part: list[torch.Tensor]) -> tuple[Any, Any]:
+        remaining = iter(part[1:])
+        x = pytree.tree_unflatten([None if leaf is None else next(remaining) for leaf in leaves], spec)
+        carry = pytree.tree_map(lambda t: t.clone(), carry)  # so that a body may write to it
+        new, y = _checkpoint(fn, carry, x, use_reentrant=False) if checkpoint else fn(carry, x)
+        return pytree.tree_map(lambda t: t.clone(), _tensors(new, like=carry)), _tensors(y, like=carry)
+
+    carry_dtypes, ys_dtypes = _dtypes(init), None
+    if not SCAN_TAKES_INTEGERS:
+        with torch.no_grad():  # nothing of it is computed, since nobody reads it
+            ys_dtypes = _dtypes(step(init, [t[0, 0] for t in parts])[1])
+
+    def turn(carry: Any, part: list[torch.Tensor]) -> tuple[Any, Any]:
+        carry, ys = _as_dtypes(carry, carry_dtypes), []
+        for i in reversed(range(unroll)) if reverse else range(unroll):
+            carry, y = step(carry, [t[i] for t in part])
+            ys.append(y)
+        if reverse:
+            ys.reverse()
+        stacked = pytree.tree_map(lambda *values: torch.stack(values), *ys)
+        return _as_floats(carry), _as_floats(stacked)
+
+    carry, ys = _torch_scan(turn, _as_floats(init), parts, reverse=reverse)
+    ys = _as_dtypes(ys, ys_dtypes)
+    return _as_dtypes(carry, carry_dtypes), pytree.tree_map(lambda t: t.reshape(steps, *t.shape[2:]), ys)
+
+
+# Integers pass the border of torch's scan as floats of the same bits where it takes none beside gradients.
+
+
+def _dtypes(tree: Any) -> list[torch.dtype]:
+    return [leaf.dtype for leaf in pytree.tree_leaves(tree)]
+
+
+def _as_floats(tree: Any) -> Any:
+    return pytree.tree_map(_as_float, tree)
+
+
+def _as_dtypes(tree: Any, dtypes: list[torch.dtype] | None) -> Any:
+    if dtypes is None:
+        return tree
+    leaves, spec = pytree.tree_flatten(tree)
+    return pytree.tree_unflatten([_as_dtype(leaf, dtypes[i]) for i, leaf in enumerate(leaves)], spec)
+
+
+def _as_float(leaf: torch.Tensor) -> torch.Tensor:
+    if SCAN_TAKES_INTEGERS or leaf.is_floating_point() or leaf.is_complex():
+        return leaf
+    return leaf.view(torch.float64) if leaf.dtype is torch.int64 else leaf.to(torch.int64).view(torch.float64)
+
+
+def _as_dtype(leaf: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return leaf if leaf.dtype is dtype else leaf.detach().view(torch.int64).to(dtype)
+
+
+def while_loop(cond: Callable[..., Any], body: Callable[..., Any], carried: Any) -> Any:
+    """`while cond(*carried): carried = body(*carried)`.
+
+    Args:
+        cond: `cond(*carried) -> bool[]`, a tensor of one element.
+        body: `body(*carried) -> new values`, of the same shapes and dtypes. It may read tensors and modules from outside.
+        carried: A tuple of tensors and numbers.
+
+    Returns:
+        The last values, as a tuple. There is no gradient through a loop whose number of turns is not known: use `scan` or
+        `fori_loop` with Python ints.
+
+    Raises:
+        TypeError: `body` returns other shapes or dtypes than it is given; the message names the value.
+        RuntimeError: A carried tensor requires a gradient.
+    """
+    carried = tuple(_tensors(tuple(carried)))
+    if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in pytree.tree_leaves(carried)):
+        raise RuntimeError(
+            "while_loop has no gradient, since the number of its turns is not known: detach what is carried, or use scan or "
+            "fori_loop with bounds that are Python ints"
+        )
+    if torch.compiler.is_compiling():
+        return _while_loop(cond, body, carried)
+    try:
+        return captured_for(body)(_while_loop, cond, body, carried)
+    except TorchDynamoException:
+        _check_carry("while_loop", carried, lambda values: _as_tuple(body(*values)))
+        raise
+
+
+def _while_loop(cond: Callable, body: Callable, carried: tuple) -> tuple:
+    def condition(*values: Any) -> Any:
+        return cond(*values).reshape(())
+
+    def turn(*values: Any) -> tuple:
+        values = tuple(value.clone() for value in values)
+        new = body(*values)
+        return tuple(value.clone() for value in _tensors(_as_tuple(new), like=values))
+
+    return _torch_while_loop(condition, turn, carried)
+
+
+def fori_loop(lower: Any, upper: Any, body: Callable[[Any, Any], Any], init: Any) -> Any:
+    """`for i in range(lower, upper): init = body(i, init)`.
+
+    Args:
+        lower: First index: an int, or an int64 tensor of one element.
+        upper: One after the last.
+        body: `body(i, value) -> value`; `i` is `i64[]`.
+        init: The first value: a pytree of tensors and numbers.
+
+    Returns:
+        The last value. With bounds that are Python ints gradients flow, as through `scan`.
+    """
+    if isinstance(lower, int) and isinstance(upper, int):
+        if upper <= lower:
+            return _tensors(init)
+        if torch.compiler.is_compiling():
+            return _counted(lower, upper, body, _tensors(init))
+        return captured_for(body)(_counted, lower, upper, body, _tensors(init))
+    leaves, spec = pytree.tree_flatten(_tensors(init))
+    bounds = [_tensors(bound, like=leaves).to(torch.int64).reshape(()) for bound in (lower, upper)]
+
+    def turn(i: Any, end: Any, *values: Any) -> tuple:
+        new = body(i, pytree.tree_unflatten(list(values), spec))
+        return i + 1, end, *pytree.tree_leaves(new)
+
+    _, _, *last = while_loop(lambda i, end, *values: i < end, turn, (*bounds, *leaves))
+    return pytree.tree_unflatten(last, spec)
+
+
+def _counted(lower: int, upper: int, body: Callable, init: Any) -> Any:
+    indices = torch.arange(lower, upper, device=_device(init))
+    return _scan(lambda value, i: (body(i, value), ()), init, indices, upper - lower, False, 1, False)[0]
+
+
+def _as_tuple(values: Any) -> tuple:
+    return tuple(values) if isinstance(values, (tuple, list)) else (values,)
+
+
+def _length(xs: Any, length: int | None) -> int:
+    leaves = [leaf for leaf in pytree.tree_leaves(xs) if isinstance(leaf, torch.Tensor)]
+    if any(leaf.ndim == 0 for leaf in leaves):
+        raise ValueError("scan: xs has a tensor without dimensions; there is nothing to step over")
+    sizes = [leaf.shape[0] for leaf in leaves] + ([] if length is None else [length])
+    if not sizes or any(size != sizes[0] for size in sizes):
+        raise ValueError(f"scan: xs and length must agree in the number of steps, got {sizes}")
+    if sizes[0] < 1:
+        raise ValueError("scan: there are no steps, so the shapes of ys cannot be told")
+    return sizes[0]
+
+
+def _map(fn: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
+    """The tree with its tensors mapped; torch's pytrees count None as a leaf."""
+    return pytree.tree_map(lambda leaf: leaf if leaf is None else fn(leaf), tree)
+
+
+def _tensors(tree: Any, like: Any = None) -> Any:
+    """The tree with its numbers as tensors."""
+    device = _device(tree if like is None else like)
+    return pytree.tree_map(lambda leaf: leaf if isinstance(leaf, torch.Tensor) else torch.tensor(leaf, device=device), tree)
+
+
+def _device(tree: Any) -> torch.device:
+    return next((leaf.device for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)), torch.device("cpu"))
+
+
+def _check_carry(name: str, carry: Any, step: Callable[[Any], Any]) -> None:
+    """Run one step and say how the carry that it returns differs from the one it was given."""
+    with torch.no_grad():
+        returned = step(pytree.tree_map(lambda t: t.clone(), carry))
+    before, spec = pytree.tree_flatten(carry)
+    after, new_spec = pytree.tree_flatten(_tensors(returned, like=carry))
+    if spec != new_spec:
+        raise TypeError(f"{name}: the body was given a carry of structure {spec} and returned {new_spec}")
+    for i, (a, b) in enumerate(zip(before, after, strict=True)):
+        if a.shape != b.shape or a.dtype != b.dtype:
+            raise TypeError(
+                f"{name}: carry {i} was {describe_value(a)} and came back as {describe_value(b)}; cast or reshape it"
+            )
