@@ -311,6 +311,7 @@ def test_checkpoint(name, device):
 CHECKPOINTS = {
     "captured": lambda x, w: checkpoint(lambda t: t.sin() * w, x, use_reentrant=False),
     "preserve_rng_state": lambda x, w: checkpoint(lambda t: t.exp() * w, x, use_reentrant=False, preserve_rng_state=False),
+    "reentrant": lambda x, w: checkpoint(lambda t: t.sin() * w, x, use_reentrant=True),
     "several results": lambda x, w: checkpoint(lambda t: (t * w, t.argmax(), t.sum()), x, use_reentrant=False),
     "view of an input": lambda x, w: checkpoint(lambda t: (t.view(-1), t * w), x, use_reentrant=False),
     "nested": lambda x, w: checkpoint(
@@ -503,6 +504,18 @@ class Noisy(torch.autograd.Function):
         return g * ctx.saved_tensors[0]
 
 
+class NoisyBackward(torch.autograd.Function):
+    """Random numbers in both, which have nothing to do with each other."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * torch.rand_like(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * torch.rand_like(g)
+
+
 FUNCTIONS = {
     "saves its output": lambda x, w: SavesOutput.apply(x) * w,
     "None for one input": lambda x, w: NoneForSecond.apply(x, w),
@@ -563,6 +576,18 @@ def test_autograd_function_that_draws(device):
     y.sum().backward()
     same(y.detach().cpu(), x.grad.cpu())
     assert y.detach().cpu().unique().numel() > 90
+
+
+def test_autograd_function_whose_backward_draws(device):
+    """Numbers of its own, other ones at every call."""
+    c = compiled(lambda x: NoisyBackward.apply(x), options=PURE["options"])
+    seen = []
+    for _ in range(2):
+        x = torch.ones(100).to(device).requires_grad_()
+        y = c(x)
+        y.sum().backward()
+        seen += [y.detach().cpu(), x.grad.cpu()]
+    assert len({tuple(t.tolist()) for t in seen}) == 4
 
 
 # ------------------------------------------------------------------------------------------------------------- regions

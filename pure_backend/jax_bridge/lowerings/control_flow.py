@@ -105,10 +105,11 @@ def while_loop(site: Site, cond_fn, body_fn, carried, additional):
 
     def step(state):
         count, *carry = state
-        return (count + 1, *body(fold_data(key, count), *carry, *captured))
+        return (count + 1, *body(fold_data(fold_data(key, count), 0), *carry, *captured))
 
     def goes_on(state):
-        return jnp.reshape(condition(key, *state[1:], *captured)[0], ())
+        count, *carry = state
+        return jnp.reshape(condition(fold_data(key, count), *carry, *captured)[0], ())
 
     _, *arrays = lax.while_loop(goes_on, step, (jnp.uint32(0), *carried))
     site.keys.note_body(body.draws or condition.draws)

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from pure_backend.ir import functional_ops
 from pure_backend.jax_bridge.lowerings.bodies import Body, results, structured
 from pure_backend.jax_bridge.lowerings.registry import Site, lowers, updates
+from pure_backend.jax_bridge.rng import fold_data
 
 _SAVED = "saved"
 
@@ -57,6 +58,7 @@ def autograd_function(site: Site, forward, backward, *operands, **kwargs):
     body = Body(site, forward_gm, given)
     arrays = body.arrays(given)
     saved_outputs = _saved_outputs(forward_gm, len(pytree.tree_leaves(site.out)))
+    draws: list[bool] = []
 
     def split(leaves):
         count = len(pytree.tree_leaves(site.out))
@@ -79,7 +81,8 @@ def autograd_function(site: Site, forward, backward, *operands, **kwargs):
         key, arrays, saved = residuals
         given = _with_context(backward_gm, [*_materialized(site.out, cotangents), *saved])
         backward_body = Body(site, backward_gm, given)
-        grads = dict(enumerate(backward_body.leaves(key, *backward_body.arrays(given))))
+        grads = dict(enumerate(backward_body.leaves(fold_data(key, 0), *backward_body.arrays(given))))
+        draws.append(backward_body.draws)
         places = [i for i, operand in enumerate(operands) if isinstance(operand, jax.Array)]
         return (_zero(key), *(_cotangent(grads.get(i), array) for i, array in zip(places, arrays, strict=True)))
 
@@ -91,7 +94,7 @@ def autograd_function(site: Site, forward, backward, *operands, **kwargs):
     key = site.keys.data_for_body()
     jax.eval_shape(backward_of_results, key, *arrays)  # JAX traces the backward late; what it cannot lower shall be known now
     outputs = apply(key, *arrays)
-    site.keys.note_body(body.draws)
+    site.keys.note_body(body.draws or any(draws))
     return structured(site.out, outputs)
 
 
