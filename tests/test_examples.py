@@ -1,5 +1,6 @@
 """The examples run, and say what they should: equal losses, one trace, two lowerings. Nothing here is timed."""
 
+import importlib
 from pathlib import Path
 
 import pytest
@@ -54,3 +55,36 @@ def test_too_few_steps_are_refused(quickstart, capsys):
     with pytest.raises(SystemExit):
         quickstart.main(["--steps", "2"])
     assert "at least 3" in capsys.readouterr().err
+
+
+@pytest.fixture
+def example(monkeypatch):
+    """An example as a module, by name."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    return importlib.import_module
+
+
+def test_assume_pure(example, capsys):
+    assert example("assume_pure").main([]) == 1
+    printed = capsys.readouterr().out
+    assert "equal to eager: True" in printed and "needs_a_value is not pure" in printed
+
+
+def test_scan_cumsum(example):
+    sums, means, gradient = example("scan_cumsum").main()
+    assert sums == [1, 3, 6] and means == [1, 1.5, 2, 2.5, 3]
+    assert gradient == pytest.approx(1 + 2 * 0.5 + 3 * 0.25)
+
+
+def test_while_loop(example):
+    root, steps, gradient = example("while_loop").main()
+    assert root == pytest.approx(2**0.5, abs=1e-5) and 2 < steps < 10
+    assert gradient[0][0] == pytest.approx(5 * 0.5**4)
+
+
+def test_train_scanned_decoder(example):
+    losses = example("train_scanned_decoder").main(["--layers", "3", "--hidden", "16", "--steps", "4"])
+    one_by_one, *loops = losses.values()
+    assert len(set(one_by_one)) == 4, "the model does not train"
+    for loop in loops:
+        assert loop == pytest.approx(one_by_one, abs=1e-3)
