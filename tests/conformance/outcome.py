@@ -46,11 +46,11 @@ class Outcome:
 
 def run(case: Case, sample: SampleInput | None = None) -> Outcome:
     """Run a case on both sides."""
-    sample = sample_of(case) if sample is None else sample
-    call = call_of(function_of(case), _without_grad(sample) if case.inplace else sample)
-    free = latitude(case.op, sample)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the operators' own; both sides give them
+        sample = sample_of(case) if sample is None else sample
+        call = call_of(function_of(case), _without_grad(sample) if case.inplace else sample)
+        free = latitude(case.op, sample)
         want = _eager(call, free)
         if want is None:
             return Outcome(case, "skipped", "eager raises")

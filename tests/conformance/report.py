@@ -16,7 +16,7 @@ _HEAD = """# Conformance with eager torch
 
 Written by `make conformance`; do not edit. Oracle: torch's operator database (`op_db`), version {version}, CPU. Each operator
 is run with the first {samples} of torch's own samples for each dtype, contiguous and strided, the first also in place and
-through Dynamo; values, dtypes, shapes, `requires_grad`, writes to inputs and gradients are compared with eager
+(in float32) through Dynamo; values, dtypes, shapes, `requires_grad`, writes to inputs and gradients are compared with eager
 (`tests/conformance`). {cases} cases in {minutes:.0f} minutes.
 
 - **compiled**: equal to eager. **eager**: left to eager torch, for the reason given below.

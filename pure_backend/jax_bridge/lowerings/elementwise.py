@@ -11,7 +11,7 @@ from jax import lax
 from pure_backend.errors import PureBackendError
 from pure_backend.ir.describe import source_line
 from pure_backend.jax_bridge.lowerings.registry import Site, lowers
-from pure_backend.jax_bridge.lowerings.values import angle, as_array, magnitude, sgn, wide
+from pure_backend.jax_bridge.lowerings.values import angle, as_array, keep_gradient_of, magnitude, sgn, wide
 
 _UNARY = {
     "abs": magnitude,
@@ -95,7 +95,7 @@ _ARITHMETIC = {
     "bitwise_xor": jnp.bitwise_xor,
     "bitwise_left_shift": jnp.left_shift,
     "bitwise_right_shift": jnp.right_shift,
-    "nextafter": jnp.nextafter,
+    "nextafter": lambda x, y: keep_gradient_of(jnp.nextafter(lax.stop_gradient(x), lax.stop_gradient(y)), x),
 }
 _COMPARISON = {
     "eq": jnp.equal,

@@ -34,7 +34,7 @@ def write_view(site: Site, value, new, base: Geometry, view: Geometry):
     return _from_parts(written, value.dtype)
 
 
-@lowers("as_strided")
+@lowers("as_strided", "as_strided_copy")
 def as_strided(site: Site, x, size, stride, storage_offset=None):
     """Elements by stride, counted from where `x` lies in memory."""
     return _read(x, _strided_plan(site, size, stride, storage_offset))
