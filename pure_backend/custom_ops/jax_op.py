@@ -181,7 +181,7 @@ class CustomOpDef:
 
     def _batched(self, info: Any, in_dims: tuple, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         tensors, structure = self.signature.flatten(args, kwargs)
-        dims, _ = self.signature.flatten(in_dims, {})
+        dims = self.signature.dims(structure, in_dims)
         results = self._flat.batched(structure, dims, info.batch_size, tensors)
         return self._shaped(results), self._shaped([0] * len(results))
 

@@ -156,6 +156,17 @@ class Signature:
         ]
         return [p.name for p, count in zip(self.parameters, counts, strict=True) for _ in range(count)]
 
+    def dims(self, structure: Structure, in_dims: Sequence[Any]) -> list[int | None]:
+        """The batch dimension of each tensor of a call; None, or no entry at all, is a tensor without one."""
+        found: list[int | None] = []
+        for i, (parameter, part) in enumerate(zip(self.parameters, structure, strict=True)):
+            given = in_dims[i] if i < len(in_dims) else None
+            if parameter.kind == _ARRAYS:
+                found += [None] * part if given is None else given
+            elif parameter.kind != _STATIC and part:
+                found.append(given)
+        return found
+
     def arrays(self) -> list[str]:
         """The names of the parameters that take arrays."""
         return [p.name for p in self.parameters if p.kind != _STATIC]
