@@ -42,6 +42,9 @@ class Plan:
         self.positions = tuple(positions)
         self.storages = tuple((positions.index(i), extent) for i, extent in functional.storage_inputs.items())
         self.write_backs = functional.write_backs
+        plain = [w for w in self.write_backs if not w.recorded and not w.storage]
+        self.written_together = tuple(w.input for w in plain), tuple(w.index for w in plain)
+        self.written_apart = tuple(w for w in self.write_backs if w.recorded or w.storage)
         self.outputs = functional.outputs
         self.out_spec = functional.out_spec
         self.flat = functional.out_spec == pytree.tree_structure(tuple(functional.outputs))
@@ -63,8 +66,8 @@ class Plan:
         results = list(call_program(self.program, inputs))
         for place in self.donors:
             _compat.donate_buffer(inputs[place + 1])
-        for write_back in self.write_backs:
-            _write_back(write_back, args[write_back.input], results[write_back.index])
+        if self.write_backs:
+            self.write(args, results)
         for i, dtype in self.retyped.items():
             results[i] = results[i].to(dtype)
         if self.elsewhere:
@@ -73,6 +76,15 @@ class Plan:
         if torch.is_grad_enabled() is not self.grad_after:  # torch.set_grad_enabled(...) as a statement
             torch._C._set_grad_enabled(self.grad_after)
         return tuple(leaves) if self.flat else pytree.tree_unflatten(leaves, self.out_spec)
+
+    def write(self, args: Sequence[Any], results: Sequence[torch.Tensor]) -> None:
+        """Write new values into the caller's tensors."""
+        inputs, indices = self.written_together
+        if inputs:
+            with torch.no_grad():  # one call for all: 2 us each instead of 5
+                torch._foreach_copy_([args[i] for i in inputs], [results[i].detach() for i in indices])
+        for write_back in self.written_apart:
+            _write_back(write_back, args[write_back.input], results[write_back.index])
 
     def gather(self, args: Sequence[Any]) -> list[torch.Tensor]:
         """The program's inputs: the key, then the tensors."""
@@ -117,10 +129,7 @@ def _write_back(write_back: WriteBack, target: torch.Tensor, value: torch.Tensor
             target.copy_(value)
         return
     with torch.no_grad():
-        if write_back.storage:
-            _storage_of(target, value.numel()).copy_(value)
-        else:
-            target.copy_(value.detach())
+        _storage_of(target, value.numel()).copy_(value)
 
 
 def _storage_of(tensor: torch.Tensor, extent: int) -> torch.Tensor:

@@ -88,3 +88,9 @@ def test_train_scanned_decoder(example):
     assert len(set(one_by_one)) == 4, "the model does not train"
     for loop in loops:
         assert loop == pytest.approx(one_by_one, abs=1e-3)
+
+
+def test_kv_cache_decode(example):
+    runs = example("kv_cache_decode").main(["--layers", "1", "--hidden", "32", "--tokens", "5"])
+    assert all(run.tokens == runs[0].tokens for run in runs)
+    assert all(run.lowerings == 0 for run in runs if "assume_pure" in run.name)
