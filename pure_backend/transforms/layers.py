@@ -17,6 +17,7 @@ from pure_backend.transforms.loops import scan
 _LIMIT = 16
 
 
+@torch.compiler.disable  # the loop within is compiled all the same
 def scan_layers(layers: Sequence[nn.Module], x: Any, *extra: Any, checkpoint: bool = False) -> Any:
     """`for layer in layers: x = layer(x, *extra)` as one loop over stacked parameters.
 
@@ -28,6 +29,7 @@ def scan_layers(layers: Sequence[nn.Module], x: Any, *extra: Any, checkpoint: bo
 
     Returns:
         What the last layer returns. Buffers that the layers write (running statistics) are written back to each.
+        Inside `torch.compile` the call is a graph break: the loop is a program of its own.
 
     Raises:
         ValueError: There are no layers, or two of them differ in more than the values of parameters and buffers; the message
