@@ -4,6 +4,7 @@ import logging
 import runpy
 import subprocess
 import sys
+import tempfile
 
 import jax
 import pytest
@@ -58,6 +59,12 @@ def region(x):
 @torch.no_grad()
 def unrecorded(x):
     return x.sin()
+
+
+@pytest.fixture(autouse=True)
+def temporary_folder(monkeypatch, tmp_path):
+    """Reproducers without a folder of the user's go where pytest cleans up."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 @pytest.fixture
