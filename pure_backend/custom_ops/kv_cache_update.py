@@ -49,7 +49,8 @@ def kv_cache_update_(cache: jax.Array, new: jax.Array, position: jax.Array) -> j
     """
     _check(cache, new, position)
     seq, rows = cache.shape[2], new.shape[2]
-    starts = jnp.broadcast_to(jnp.clip(position, 0, seq - rows), cache.shape[:1]).astype(jnp.int32)
+    # int32 first: a TPU makes 64-bit integers of pairs.
+    starts = jnp.broadcast_to(jnp.clip(position.astype(jnp.int32), 0, seq - rows), cache.shape[:1])
     return _update(cache, new, starts)
 
 
