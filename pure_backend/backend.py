@@ -18,6 +18,7 @@ from torch import fx
 from pure_backend import counters
 from pure_backend.errors import ImpureGraphError
 from pure_backend.fx_passes.functional import Functional
+from pure_backend.fx_passes.inline import inline_checkpoints
 from pure_backend.fx_passes.inputs import check_inputs, fake_inputs
 from pure_backend.fx_passes.mutation import functionalize
 from pure_backend.fx_passes.normalize import Normalized, normalize
@@ -89,9 +90,17 @@ def compiled_graph(normalized: Normalized, options: Options) -> Specializations:
         plan = plan_call(functional, reach, device, options)
         return plan if options.verify is False else verified(plan, gm, functional, options.verify)
 
+    def specialize_inlined(args: Sequence[Any]) -> Any:
+        try:
+            return specialize(args)
+        except ImpureGraphError as error:
+            if not inline_checkpoints(gm, error.impurities):
+                raise
+            return specialize_inlined(args)
+
     def cut(impurities: Sequence[Impurity]) -> Staged:
         with counters.stage("partition"):
             stages, grad_after = partition(gm, [impurity.node for impurity in impurities], options.min_partition_size)
         return Staged(gm, stages, grad_after, impurities, lambda part: compiled_graph(Normalized(part, ()), options))
 
-    return Specializations(normalized, specialize, cut, options)
+    return Specializations(normalized, specialize_inlined, cut, options)

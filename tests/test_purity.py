@@ -269,6 +269,18 @@ def test_a_second_call_costs_nothing(device):
     assert (after.traces, after.lowerings) == (before.traces, before.lowerings)
 
 
+def test_an_impure_node_inside_a_checkpoint(device, caplog):
+    """Its region is taken apart: only the impure node leaves the program."""
+    from torch.utils.checkpoint import checkpoint
+
+    def f(x):
+        y = checkpoint(lambda v: triple(v.sin().cos().exp()).sin().cos().exp() * 2, x, use_reentrant=False)
+        return y.sum()
+
+    agree(f, lambda: (numbers(grad=True),), device=device, grad=True, pure=True, options=ISLANDS)
+    assert stages(caplog) == ["3 compiled", "1 in eager", "5 compiled"]
+
+
 @pytest.fixture
 def captured():
     with torch._dynamo.config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True):

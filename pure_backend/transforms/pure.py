@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._dynamo.exc import Unsupported
+from torch._dynamo.exc import Unsupported, UserError
 from torch.utils import _pytree as pytree
 
 from pure_backend.errors import ImpureFunctionError
@@ -87,7 +87,7 @@ class _Pure:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return self.captured(self.fn, *args, **kwargs)
-        except Unsupported as error:
+        except (Unsupported, UserError) as error:
             if not self.captured.fullgraph or torch.compiler.is_compiling():
                 raise
             warnings.warn(_explanation(self.fn, error), ImpureFunctionWarning, stacklevel=3)
@@ -95,7 +95,7 @@ class _Pure:
             return self.captured(self.fn, *args, **kwargs)
 
 
-def _explanation(fn: Any, error: Unsupported) -> str:
+def _explanation(fn: Any, error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     place = [line for line in lines if line.startswith("File ")]
     name = getattr(fn, "__qualname__", type(fn).__name__)
