@@ -72,7 +72,7 @@ def jax_op(
     if name.count("::") != 1 or not all(part.isidentifier() for part in name.split("::")):
         raise ValueError(f"jax_op: the name must be 'namespace::operator', got {name!r}")
 
-    def define(function: Callable[..., Any]) -> CustomOpDef:
+    def define(function: Callable[..., Any]) -> CustomOpDef | InPlaceOp:
         signature = Signature.of(name, function)
         donated = _donated(signature, donate_argnums, donate_argnames)
         _check_names(signature, "static_argnames", _names(static_argnames), among=[p.name for p in signature.parameters])

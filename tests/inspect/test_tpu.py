@@ -82,6 +82,15 @@ def test_torch_functions_that_write():
     assert x.sum() == 0  # nothing ran
 
 
+def test_torch_functions_that_donate():
+    """By their operators, or because the caller says so."""
+    x, y = torch.zeros(256, 256), torch.ones(256, 256)
+    assert compile_for_tpu(lambda x: increment(x), x).aliases == (Alias(0, 0),)
+    given = compile_for_tpu(lambda x, y: x * 2 + y, x, y, donate=[1])
+    assert [given.inputs[alias.input] for alias in given.aliases] == ["l_y"]
+    assert compile_for_tpu(lambda x, y: x * 2 + y, x, y).aliases == ()
+
+
 def test_modules_forward_and_backward():
     model = torch.nn.Sequential(torch.nn.Linear(128, 256), torch.nn.Tanh(), torch.nn.Linear(256, 128))
     forward = compile_for_tpu(model, torch.zeros(64, 128))
