@@ -15,9 +15,9 @@ _KINDS = ("compiled", "eager", "wrong", "raised")
 _HEAD = """# Conformance with eager torch
 
 Written by `make conformance`; do not edit. Oracle: torch's operator database (`op_db`), version {version}, CPU. Each operator
-is run with the first {samples} of torch's own samples for each dtype, contiguous and strided, the first also in place and
+is run with {samples} of torch's own samples for each dtype, contiguous and strided, the first also in place and
 (in float32) through Dynamo; values, dtypes, shapes, `requires_grad`, writes to inputs and gradients are compared with eager
-(`tests/conformance`). {cases} cases in {minutes:.0f} minutes.
+(`tests/conformance`): {cases} cases.
 
 - **compiled**: equal to eager. **eager**: left to eager torch, for the reason given below.
 - **wrong**: differs from eager. **raised**: compiling or running raised where eager does not.
@@ -25,10 +25,12 @@ is run with the first {samples} of torch's own samples for each dtype, contiguou
 """
 
 
-def write_report(path: Path, outcomes: Sequence[Outcome], samples: int, seconds: float) -> None:
+def write_report(path: Path, outcomes: Sequence[Outcome], samples: int) -> None:
     """Write the report."""
     seen = [outcome for outcome in outcomes if outcome.kind != "skipped"]
-    head = _HEAD.format(version=torch.__version__, samples=samples, cases=len(seen), minutes=seconds / 60)
+    head = _HEAD.format(
+        version=torch.__version__, samples="the first" if samples == 1 else f"the first {samples}", cases=len(seen)
+    )
     parts = [head, "## Totals", _totals(seen), *_faults(seen), "## Left to eager", _reasons(seen), "## Operators", _table(seen)]
     path.write_text("\n\n".join(part.strip() for part in parts) + "\n")
 
