@@ -48,7 +48,8 @@ def impure(fn: Function) -> Function:
         return fn(*args, **kwargs)
 
     call.pure_backend_impure = True  # type: ignore[attr-defined]
-    return torch._dynamo.allow_in_graph(call)
+    allowed: Any = torch._dynamo.allow_in_graph(call)
+    return allowed
 
 
 def impurity(node: fx.Node, lowerable: Lowerable) -> Impurity | None:

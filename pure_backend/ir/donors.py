@@ -35,12 +35,9 @@ def donors(gm: fx.GraphModule) -> frozenset[fx.Node]:
     if donated_arguments:
         for node in gm.graph.nodes:
             positions = donated_arguments.get(_name(node.target)) if isinstance(node.target, torch._ops.OpOverload) else None
-            found |= {node.args[i] for i in positions or () if i < len(node.args) and _is_input(node.args[i])}
+            args = [node.args[i] for i in positions or () if i < len(node.args)]
+            found |= {arg for arg in args if isinstance(arg, fx.Node) and arg.op == "placeholder"}
     return frozenset(found)
-
-
-def _is_input(arg: Any) -> bool:
-    return isinstance(arg, fx.Node) and arg.op == "placeholder"
 
 
 def _name(target: Any) -> str:

@@ -166,7 +166,8 @@ def _while_loop(cond: Callable, body: Callable, carried: tuple) -> tuple:
         new = body(*values)
         return tuple(value.clone() for value in _tensors(_as_tuple(new), like=values))
 
-    return _torch_while_loop(condition, turn, carried)
+    last: Any = _torch_while_loop(condition, turn, carried)
+    return last
 
 
 def fori_loop(lower: Any, upper: Any, body: Callable[[Any, Any], Any], init: Any) -> Any:
