@@ -194,8 +194,8 @@ def test_random_numbers_are_those_of_an_unverified_call():
 
 def test_only_first_calls_are_compared(monkeypatch):
     runs = []
-    run = verify._run_eagerly
-    monkeypatch.setattr(verify, "_run_eagerly", lambda gm, args: runs.append(1) or run(gm, args))
+    run = verify.run_eagerly
+    monkeypatch.setattr(verify, "run_eagerly", lambda gm, args: runs.append(1) or run(gm, args))
     f = compiled(lambda x: x.sin(), dynamic=False, **VERIFY)
     for size in (3, 3, 4, 3):
         f(torch.ones(size))
