@@ -11,7 +11,6 @@ A group of query heads shares a head of keys and values (https://arxiv.org/abs/2
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -22,19 +21,18 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pure_backend.custom_ops.attention_blocks import MASKED, Plan, padded
 from pure_backend.custom_ops.jax_op import jax_op
-from pure_backend.custom_ops.tiles import check_float, check_rank, check_same_dtype, check_shape, contract, round_up
+from pure_backend.custom_ops.tiles import check_float, check_rank, check_same_dtype, check_shape, contract
 
 _NAME = "pure_backend::flash_attention"
 _DIMS = "[batch, heads, seq, dim]"
-_MASKED = -1e30  # finite: the difference of two masked scores is no NaN
-_BLOCKS = (512, 256, 128)  # large blocks read keys less often; 512 x 512 scores in f32 are 1 MiB of VMEM
 
 
 def flash_attention_reference(
     q: jax.Array, k: jax.Array, v: jax.Array, causal: bool = True, scale: float | None = None
 ) -> jax.Array:
-    """What the kernels compute, in plain JAX: `[batch, heads, seq, dim]`, twice `[batch, kv_heads, kv_seq, dim]`."""
+    """What the kernels compute, in plain JAX and in f32: `[batch, heads, seq, dim]`, twice `[batch, kv_heads, kv_seq, dim]`."""
     group = q.shape[1] // k.shape[1]
     q, k, v = (x.astype(jnp.float32) for x in (q, jnp.repeat(k, group, 1), jnp.repeat(v, group, 1)))
     scores = jnp.einsum("bhqd,bhkd->bhqk", q, k) * (q.shape[-1] ** -0.5 if scale is None else scale)
@@ -61,7 +59,7 @@ def flash_attention(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool = Tru
         ValueError: A dtype or a shape does not fit.
     """
     _check(q, k, v)
-    plan = _Plan.of(q, k, causal, q.shape[-1] ** -0.5 if scale is None else scale)
+    plan = Plan.of(q, k, causal, q.shape[-1] ** -0.5 if scale is None else scale)
     return _attention(q, k, v, plan)
 
 
@@ -81,65 +79,7 @@ def _check(q: jax.Array, k: jax.Array, v: jax.Array) -> None:
         raise ValueError(f"{_NAME}: argument 'q' has dim {dim}, at most 256 fits: use scaled_dot_product_attention")
 
 
-@dataclasses.dataclass(frozen=True)
-class _Plan:
-    """Sizes of one call; `q_blocks` and `k_blocks` cover `q_len` and `k_len`."""
-
-    group: int
-    q_len: int
-    k_len: int
-    block_q: int
-    block_k: int
-    causal: bool
-    scale: float
-
-    @classmethod
-    def of(cls, q: Any, k: Any, causal: bool, scale: float) -> _Plan:
-        q_len, k_len = q.shape[2], k.shape[2]
-        return cls(q.shape[1] // k.shape[1], q_len, k_len, _block(q_len), _block(k_len), causal, scale)
-
-    @property
-    def q_blocks(self) -> int:
-        return pl.cdiv(self.q_len, self.block_q)
-
-    @property
-    def k_blocks(self) -> int:
-        return pl.cdiv(self.k_len, self.block_k)
-
-    def seen(self, i: Any, j: Any) -> Any:
-        """Whether some query of block i sees some key of block j."""
-        return (j * self.block_k < (i + 1) * self.block_q) if self.causal else (j >= 0)
-
-    def last_seen(self, i: Any, j: Any) -> Any:
-        """Block j of the keys, but none beyond the last that block i sees: what is not used is not fetched."""
-        return lax.min(j, lax.div((i + 1) * self.block_q - 1, np.int32(self.block_k))) if self.causal else j
-
-    def first_seeing(self, i: Any, j: Any) -> Any:
-        """Block i of the queries, but none before the first that sees block j."""
-        first = lax.min(lax.div(j * self.block_k, np.int32(self.block_q)), np.int32(self.q_blocks - 1))
-        return lax.max(i, first) if self.causal else i
-
-    def scores(self, q: Any, k: Any, i: Any, j: Any) -> Any:
-        """The scores of block i by block j, masked."""
-        scores = contract(q, k, (1, 1)) * self.scale
-        column = j * self.block_k + lax.broadcasted_iota(jnp.int32, scores.shape, 1)
-        keep = column < self.k_len
-        if self.causal:
-            keep &= column <= i * self.block_q + lax.broadcasted_iota(jnp.int32, scores.shape, 0)
-        return jnp.where(keep, scores, _MASKED)
-
-
-def _block(length: int) -> int:
-    """The block size that pads least; the largest of equals."""
-    return min(_BLOCKS, key=lambda block: round_up(length, block))
-
-
-def _padded(x: jax.Array, block: int) -> jax.Array:
-    """Zeros up to a whole number of blocks: beyond an array a kernel reads anything, NaN too, and 0 times NaN is no zero."""
-    return jnp.pad(x, ((0, 0), (0, 0), (0, -x.shape[2] % block), (0, 0)))
-
-
-def _call(kernel: Any, plan: _Plan, grid: tuple, inputs: Any, in_specs: Any, outs: Any, scratch: Any, products: int) -> Any:
+def _call(kernel: Any, plan: Plan, grid: tuple, inputs: Any, in_specs: Any, outs: Any, scratch: Any, products: int) -> Any:
     """A kernel over (batch, head, block, blocks that are summed over); `outs` are pairs of a block and its whole."""
     (batch, heads, *_), dim = inputs[0].shape, inputs[0].shape[3]
     pairs = batch * heads * plan.q_len * plan.k_len // (2 if plan.causal else 1)
@@ -157,7 +97,7 @@ def _call(kernel: Any, plan: _Plan, grid: tuple, inputs: Any, in_specs: Any, out
     )(*inputs)
 
 
-def _by_query(plan: _Plan, arrays: Any) -> tuple[list[pl.BlockSpec], pl.BlockSpec]:
+def _by_query(plan: Plan, arrays: Any) -> tuple[list[pl.BlockSpec], pl.BlockSpec]:
     """Blocks of arrays that go by queries, and of keys and values, in a grid (batch, head, block of queries, block of keys)."""
 
     def of_key(b: Any, h: Any, i: Any, j: Any) -> tuple:
@@ -168,18 +108,18 @@ def _by_query(plan: _Plan, arrays: Any) -> tuple[list[pl.BlockSpec], pl.BlockSpe
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _attention(q: jax.Array, k: jax.Array, v: jax.Array, plan: _Plan) -> jax.Array:
+def _attention(q: jax.Array, k: jax.Array, v: jax.Array, plan: Plan) -> jax.Array:
     return _forward(q, k, v, plan)[0]
 
 
-def _forward(q: jax.Array, k: jax.Array, v: jax.Array, plan: _Plan) -> tuple[jax.Array, Any]:
-    wide, dim = _padded(q, plan.block_q), q.shape[3]
+def _forward(q: jax.Array, k: jax.Array, v: jax.Array, plan: Plan) -> tuple[jax.Array, Any]:
+    wide, dim = padded(q, plan.block_q), q.shape[3]
     log_sum = jax.ShapeDtypeStruct((*wide.shape[:3], 1), jnp.float32)
     (of_q, of_sum), of_k = _by_query(plan, [wide, log_sum])
     grid = (*q.shape[:2], plan.q_blocks, plan.k_blocks)
     outs = [(of_q, jax.ShapeDtypeStruct(wide.shape, q.dtype)), (of_sum, log_sum)]
     scratch = [(plan.block_q, size) for size in (1, 1, dim)]
-    inputs = wide, _padded(k, plan.block_k), _padded(v, plan.block_k)
+    inputs = wide, padded(k, plan.block_k), padded(v, plan.block_k)
     out, log_sums = _call(_forward_kernel, plan, grid, inputs, [of_q, of_k, of_k], outs, scratch, 2)
     out = out[:, :, : plan.q_len]
     return out, (q, k, v, out, log_sums[:, :, : plan.q_len, 0])
@@ -195,13 +135,13 @@ def _forward_kernel(
     sum_ref: Any,
     total_ref: Any,
     *,
-    plan: _Plan,
+    plan: Plan,
 ) -> None:
     i, j = pl.program_id(2), pl.program_id(3)
 
     @pl.when(j == 0)
     def _() -> None:
-        max_ref[...] = jnp.full(max_ref.shape, _MASKED, jnp.float32)
+        max_ref[...] = jnp.full(max_ref.shape, MASKED, jnp.float32)
         sum_ref[...] = jnp.zeros(sum_ref.shape, jnp.float32)
         total_ref[...] = jnp.zeros(total_ref.shape, jnp.float32)
 
@@ -220,11 +160,11 @@ def _forward_kernel(
         log_sum_ref[...] = max_ref[...] + jnp.log(sum_ref[...])
 
 
-def _backward(plan: _Plan, residuals: Any, cotangent: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _backward(plan: Plan, residuals: Any, cotangent: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     q, k, v, out, log_sums = residuals
     sums = jnp.sum(cotangent.astype(jnp.float32) * out.astype(jnp.float32), -1, keepdims=True)
-    by_query = [_padded(x, plan.block_q) for x in (q, cotangent, log_sums[..., None], sums)]
-    by_key = [_padded(x, plan.block_k) for x in (k, v)]
+    by_query = [padded(x, plan.block_q) for x in (q, cotangent, log_sums[..., None], sums)]
+    by_key = [padded(x, plan.block_k) for x in (k, v)]
     of_q, of_k = _by_query(plan, by_query)
     grid = (*q.shape[:2], plan.q_blocks, plan.k_blocks)
     outs, scratch = [(of_q[0], jax.ShapeDtypeStruct(by_query[0].shape, q.dtype))], [(plan.block_q, q.shape[3])]
@@ -236,7 +176,7 @@ def _backward(plan: _Plan, residuals: Any, cotangent: jax.Array) -> tuple[jax.Ar
 _attention.defvjp(_forward, _backward)
 
 
-def _key_gradients(plan: _Plan, by_query: list[jax.Array], by_key: list[jax.Array]) -> list[jax.Array]:
+def _key_gradients(plan: Plan, by_query: list[jax.Array], by_key: list[jax.Array]) -> list[jax.Array]:
     """The queries that a block of keys meets are those of all heads of its group, one after the other."""
     (batch, kv_heads, _, dim), blocks = by_key[0].shape, np.int32(plan.q_blocks)
 
@@ -251,14 +191,14 @@ def _key_gradients(plan: _Plan, by_query: list[jax.Array], by_key: list[jax.Arra
     return _call(_dkv_kernel, plan, grid, (*by_query, *by_key), [*of_q, of_k, of_k], outs, scratch, 4)
 
 
-def _score_gradients(plan: _Plan, refs: tuple, i: Any, j: Any) -> tuple[Any, Any]:
+def _score_gradients(plan: Plan, refs: tuple, i: Any, j: Any) -> tuple[Any, Any]:
     """The probabilities of a block and the gradient of its scores."""
     q_ref, cotangent_ref, log_sum_ref, sum_ref, k_ref, v_ref = refs
     p = jnp.exp(plan.scores(q_ref[...], k_ref[...], i, j) - log_sum_ref[...])
     return p, p * (contract(cotangent_ref[...], v_ref[...], (1, 1)) - sum_ref[...]) * plan.scale
 
 
-def _dq_kernel(*refs: Any, plan: _Plan) -> None:
+def _dq_kernel(*refs: Any, plan: Plan) -> None:
     *inputs, dq_ref, total_ref = refs
     k_ref, i, j = inputs[4], pl.program_id(2), pl.program_id(3)
 
@@ -276,7 +216,7 @@ def _dq_kernel(*refs: Any, plan: _Plan) -> None:
         dq_ref[...] = total_ref[...].astype(dq_ref.dtype)
 
 
-def _dkv_kernel(*refs: Any, plan: _Plan) -> None:
+def _dkv_kernel(*refs: Any, plan: Plan) -> None:
     *inputs, dk_ref, dv_ref, dk_total_ref, dv_total_ref = refs
     q_ref, cotangent_ref = inputs[:2]
     j, step = pl.program_id(2), pl.program_id(3)

@@ -46,10 +46,15 @@ def test_compiled():
     )
 
 
-def test_torch_computes_the_same():
-    q, k, v = tensors(2, 4, 2, 33, 33, 16)
-    want = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    torch.testing.assert_close(flash_attention(q, k, v), want)
+@pytest.mark.parametrize("kv_seq", [33, 300])
+def test_torch_computes_the_same(kv_seq):
+    """Also with keys that no query sees: their gradient is zero."""
+    given = [t.requires_grad_() for t in tensors(2, 4, 2, 33, kv_seq, 16)]
+    want = torch.nn.functional.scaled_dot_product_attention(*given, is_causal=True, enable_gqa=True)
+    got = flash_attention(*given)
+    torch.testing.assert_close(got, want)
+    for a, b in zip(torch.autograd.grad(got.sin().sum(), given), torch.autograd.grad(want.sin().sum(), given), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
 def test_large_scores():
