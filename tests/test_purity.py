@@ -326,6 +326,22 @@ def test_a_write_after_a_host_read(captured, device):
     agree(f, lambda: (numbers(),), device=device, options=ISLANDS)
 
 
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace the builtin")  # a method across its graph break
+def test_i02_a_masked_batch_norm(device):
+    """I02 https://github.com/pytorch/pytorch/issues/194166"""
+
+    class MaskedBatchNorm(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(8)
+
+        def forward(self, h, mask):
+            return h.masked_scatter(mask[:, None], self.norm(h[mask]))
+
+    make = lambda: (torch.arange(64.0).reshape(8, 8), torch.arange(8) > 2)  # noqa: E731
+    agree(MaskedBatchNorm(), make, device=device, dynamic=True)
+
+
 def test_threads(device):
     from concurrent.futures import ThreadPoolExecutor
 

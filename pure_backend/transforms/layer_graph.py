@@ -67,7 +67,8 @@ def capture(fn: Callable[..., Any], leaves: Sequence[torch.Tensor]) -> LayerGrap
         return run
 
     distinct = [_copy(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-    result = torch.compile(fn, backend=backend, fullgraph=True, dynamic=False)(*distinct)
+    with torch.random.fork_rng(devices=[]):  # a later call is to draw what it would have drawn without this one
+        result = torch.compile(fn, backend=backend, fullgraph=True, dynamic=False)(*distinct)
     flat, spec = pytree.tree_flatten(result)
     if not seen:
         raise ValueError("the layer computes nothing")

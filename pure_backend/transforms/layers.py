@@ -44,7 +44,7 @@ def scan_layers(layers: Sequence[nn.Module], x: Any, *extra: Any, checkpoint: bo
     graph = _graph(layers[0], parameters, buffers, state[0], args, extra)
     stacked = [torch.stack(tensors) for tensors in zip(*state, strict=True)]  # outside: one program for any depth
     captured = _captured.setdefault(graph, Captured())
-    x, written = captured(_scan_layers, graph, stacked, x, extra, len(parameters), checkpoint)
+    x, written = captured(_scan_layers, graph, stacked, len(layers), x, extra, len(parameters), checkpoint)
     with torch.no_grad():
         for position, values in enumerate(written, len(parameters)):
             for own, value in zip(state, values.unbind(), strict=True):
@@ -52,13 +52,13 @@ def scan_layers(layers: Sequence[nn.Module], x: Any, *extra: Any, checkpoint: bo
     return x
 
 
-def _scan_layers(graph: LayerGraph, stacked: list, x: Any, extra: tuple, parameters: int, checkpoint: bool) -> Any:
+def _scan_layers(graph: LayerGraph, stacked: list, depth: int, x: Any, extra: tuple, parameters: int, checkpoint: bool) -> Any:
     def body(carry: Any, own: list[torch.Tensor]) -> tuple[Any, Any]:
         own = own[:parameters] + [buffer.detach().clone() for buffer in own[parameters:]]
         carry = graph(*own, *(carry if isinstance(carry, tuple) else (carry,)), *extra)
         return carry, own[parameters:]
 
-    return scan(body, x, stacked, checkpoint=checkpoint)
+    return scan(body, x, stacked, length=depth, checkpoint=checkpoint)
 
 
 _graphs: weakref.WeakKeyDictionary[nn.Module, dict[Any, LayerGraph]] = weakref.WeakKeyDictionary()

@@ -156,3 +156,21 @@ def test_warm_calls_trace_and_lower_nothing(device):
             _, seen = counted(lambda: c(x, w))
             assert seen == cost
     agree(f, lambda: (torch.ones(2, 3), torch.ones(3, 4, requires_grad=True)), device=device, grad=True)
+
+
+class Numbered(nn.Module):
+    def __init__(self, i):
+        super().__init__()
+        self.i, self.w = i, nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.w(x) + (0 if self.i < 0 else x)
+
+
+def test_g09_layers_that_differ_in_a_number(device):
+    """G09 https://github.com/huggingface/transformers/issues/36484"""
+    layers = [Numbered(i).to(device) for i in range(12)]
+    x = torch.ones(1, 4, device=device)
+    for layer in layers:
+        torch.testing.assert_close(compiled(layer)(x), layer(x))
+    assert pure_backend.statistics().lowerings == 1

@@ -280,6 +280,21 @@ def test_an_optimizer_trains_the_layers(device):
     assert pure_backend.statistics().traces == 1
 
 
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_c03_other_masks_in_each_layer(checkpoint, device):
+    """C03 https://github.com/pytorch/xla/pull/7901: the loop's body is one program, its random numbers are not."""
+    layers = nn.ModuleList(nn.Dropout(0.5) for _ in range(4))
+    x = torch.ones(4096, device=device, requires_grad=True)
+    torch.manual_seed(3)
+    y = scan_layers(layers, x, checkpoint=checkpoint)
+    y.sum().backward()
+    assert set(y.tolist()) == {0, 16}
+    assert (y != 0).float().mean().item() == pytest.approx(1 / 16, abs=0.02)
+    torch.testing.assert_close(x.grad, y.detach())  # the gradient has the same masks
+    torch.manual_seed(3)
+    assert torch.equal(scan_layers(layers, x, checkpoint=checkpoint), y)
+
+
 def test_unequal_layers():
     x, mask = torch.ones(5, 4), torch.ones(5, 4)
     with pytest.raises(ValueError, match=r"layers 0 and 1 differ in norm\.eps: 1e-05 and 0\.1"):
