@@ -87,9 +87,10 @@ class Staged:
         for name in (name for stage in stages for name in stage.outputs):
             slots[name] = len(slots)
         self.slots = slots
+        output = fx.map_arg(gm.graph.output_node().args[0], lambda node: _Slot(slots[node.name]))
+        self.leaves, self.out_spec = pytree.tree_flatten(output)
         self.steps = [self._step(stage, compile_graph) for stage in stages]
-        self.output = fx.map_arg(gm.graph.output_node().args[0], lambda node: _Slot(slots[node.name]))
-        self.leaves, self.out_spec = pytree.tree_flatten(self.output)
+        self.done = self._last_uses()
         _report(self.impurities, self.stages)
 
     def _step(self, stage: Stage, compile_graph: Compile) -> tuple[Any, tuple[int, ...], tuple[int, ...]]:
@@ -98,16 +99,28 @@ class Staged:
         run = PureStage(stage, from_stages, compile_graph) if stage.pure else EagerStage(stage.gm)
         return run, inputs, tuple(self.slots[name] for name in stage.outputs)
 
+    def _last_uses(self) -> list[tuple[int, ...]]:
+        """For each step the values that nobody reads after it; they are let go then."""
+        returned = {leaf.index for leaf in self.leaves if isinstance(leaf, _Slot)}
+        last = {slot: step for step, (_, inputs, outputs) in enumerate(self.steps) for slot in (*outputs, *inputs)}
+        done: list[list[int]] = [[] for _ in self.steps]
+        for slot, step in last.items():
+            if slot not in returned:
+                done[step].append(slot)
+        return [tuple(slots) for slots in done]
+
     def __call__(self, args: Sequence[Any]) -> Any:
         """The original graph's outputs."""
         grad = torch.is_grad_enabled()
         values = [*args, *[None] * (len(self.slots) - self.arguments)]
         try:
-            for run, inputs, outputs in self.steps:
+            for (run, inputs, outputs), done in zip(self.steps, self.done, strict=True):
                 results = run([values[i] for i in inputs])
                 torch._C._set_grad_enabled(grad)  # every stage opens the modes of its nodes itself
                 for slot, result in zip(outputs, results, strict=True):
                     values[slot] = result
+                for slot in done:
+                    values[slot] = None
         finally:
             torch._C._set_grad_enabled(grad)
         if self.grad_after is not None:
