@@ -15,7 +15,7 @@ from pure_backend import _compat
 from pure_backend.errors import ImpureGraphError, UnsupportedOperatorError
 from pure_backend.fx_passes.functional import Alias, Constant, Functional, Value, WriteBack
 from pure_backend.fx_passes.normalize import Normalized
-from pure_backend.ir.donors import donors
+from pure_backend.ir.donors import check_valid, donors, give_away
 from pure_backend.ir.facts import facts
 from pure_backend.ir.impurity import Impurity
 from pure_backend.jax_bridge.autograd import call_program
@@ -63,9 +63,11 @@ class Plan:
     def __call__(self, args: Sequence[Any]) -> Any:
         """The original graph's outputs."""
         inputs = self.gather(args)
+        check_valid(inputs, "a compiled graph")
         results = list(call_program(self.program, inputs))
         for place in self.donors:
-            _compat.donate_buffer(inputs[place + 1])
+            if _compat.donate_buffer(inputs[place + 1]):
+                give_away(inputs[place + 1])
         if self.write_backs:
             self.write(args, results)
         for i, dtype in self.retyped.items():

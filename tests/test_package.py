@@ -18,7 +18,7 @@ ARROWS = {
     "errors": set(),
     "options": set(),
     "counters": set(),
-    "ir": set(),
+    "ir": {"errors"},
     "_compat": {"errors"},
     "fx_passes": {"errors", "options", "ir"},
     "jax_bridge": {"errors", "options", "counters", "ir", "_compat"},

@@ -24,7 +24,7 @@ from pure_backend.custom_ops.flat import FlatFunction, runs_here, shapes_of
 from pure_backend.custom_ops.flat_op import Derivable
 from pure_backend.custom_ops.signature import Signature, Structure
 from pure_backend.ir.describe import describe_tensor
-from pure_backend.ir.donors import donated_arguments
+from pure_backend.ir.donors import check_valid, donated_arguments, give_away
 from pure_backend.jax_bridge.lowerings import lowers
 from pure_backend.jax_bridge.lowerings.registry import Site, updates
 
@@ -154,12 +154,14 @@ class CustomOpDef:
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         tensors, structure = self.signature.flatten(args, kwargs)
+        check_valid(tensors, self.name)
         if not self.donated or not runs_here(tensors):
             return self._shaped(self._flat.run(structure, tensors))
         donated = donated_tensors(self.name, self.donated, tensors, self.signature.names(structure))
         results = self._flat.run(structure, tensors)
         for tensor in donated:
-            _compat.donate_buffer(tensor)
+            if _compat.donate_buffer(tensor):
+                give_away(tensor)
         return self._shaped(results)
 
     def _run_without_gradient(self, *args: Any, **kwargs: Any) -> Any:

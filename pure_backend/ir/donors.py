@@ -6,10 +6,14 @@ A user donates with `jax_op(..., donate_argnames=...)` or, as for torch_xla's `o
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import fx
+
+from pure_backend.errors import DonationError
 
 donated_arguments: dict[str, tuple[int, ...]] = {}
 """Positions of the donated arguments of operators, by the operators' names."""
@@ -38,6 +42,32 @@ def donors(gm: fx.GraphModule) -> frozenset[fx.Node]:
             args = [node.args[i] for i in positions or () if i < len(node.args)]
             found |= {arg for arg in args if isinstance(arg, fx.Node) and arg.op == "placeholder"}
     return frozenset(found)
+
+
+_given_away: dict[int, tuple[weakref.ref, int]] = {}
+
+
+def give_away(tensor: torch.Tensor) -> None:
+    """Remember that a tensor's memory was given away; a new value that is written to it makes it valid again."""
+    key = id(tensor)
+    _given_away[key] = (weakref.ref(tensor, lambda _: _given_away.pop(key, None)), tensor._version)
+
+
+def check_valid(tensors: Iterable[torch.Tensor], user: str) -> None:
+    """Whether none of these was given away.
+
+    Raises:
+        DonationError: One was; its memory is no more, or another tensor's.
+    """
+    if not _given_away:
+        return
+    for i, tensor in enumerate(tensors):
+        known = _given_away.get(id(tensor))
+        if known is not None and known[0]() is tensor and known[1] == tensor._version:
+            raise DonationError(
+                f"{user}: input {i}, a tensor of shape {tuple(tensor.shape)}, was donated to an earlier call and is invalid "
+                "since; use that call's result, or donate a clone"
+            )
 
 
 def _name(target: Any) -> str:

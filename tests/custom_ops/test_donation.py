@@ -90,6 +90,18 @@ def test_a_donated_buffer_is_reused(xla):
 
 
 @pytest.mark.xla
+def test_a_donated_tensor_is_refused_afterwards(xla):
+    """Our own calls say so; a new value makes it valid again."""
+    x, c = on(xla, 8, 8), compiled(lambda x: x * 2)
+    y = bump(x)
+    for call in (bump, c):
+        with pytest.raises(pure_backend.DonationError, match=r"input \d, a tensor of shape \(8, 8\), was donated"):
+            call(x)
+    x.copy_(y)
+    assert c(x).unique().tolist() == [2]
+
+
+@pytest.mark.xla
 def test_a_donated_input_of_a_compiled_function(xla):
     c, x = compiled(lambda x: bump(x) * 2), on(xla, 8, 8)
     assert aliases(lambda: c(x)) == 1
