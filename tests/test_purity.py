@@ -352,3 +352,21 @@ def test_threads(device):
         got = list(pool.map(c, inputs))
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a.cpu(), b)
+
+
+@pytest.fixture
+def one_process_group():
+    """A process group of this process alone."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_collectives_run_in_eager(one_process_group, caplog):
+    def f(x):
+        y = torch.distributed._functional_collectives.all_reduce(x.sin().cos() + 1, "sum", torch.distributed.group.WORLD)
+        return y.exp().sin() * 2
+
+    agree(f, lambda: (numbers(),), options=ISLANDS)
+    assert "(collective)" in caplog.text and "communicates with other processes" in caplog.text
+    assert stages(caplog)[0] == "3 compiled" and stages(caplog)[-1].endswith("compiled")
