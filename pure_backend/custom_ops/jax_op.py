@@ -87,37 +87,17 @@ def jax_op(
     return define if fn is None else define(fn)
 
 
-class CustomOpDef:
-    """A functional operator made of a JAX function.
+class _Operator:
+    """What both sorts of operators have: a schema in torch's library, and a check of a call's arguments."""
 
-    Attributes:
-        name: `"namespace::operator"`.
-        signature: The function's parameters.
-        donated: Names of the parameters whose memory it may reuse.
-    """
-
-    def __init__(
-        self, name: str, fn: Callable[..., Any], signature: Signature, donated: tuple[str, ...], schema: str | None
-    ) -> None:
+    def __init__(self, name: str, signature: Signature, schema: str | None, returns: Any, mutated: tuple[str, ...]) -> None:
         self.name = name
         self.signature = signature
-        self.donated = donated
-        self._fn = fn
-        self._own_vjp: tuple[Callable[..., Any], Callable[..., Any]] | None = None
-        namespace, operator = name.split("::")
+        namespace, self._operator = name.split("::")
         self._library = torch.library.Library(namespace, "FRAGMENT")
-        self._flat = Derivable(self._library, operator, self._function, self._dispatch)
-        schema = schema or torch.library.infer_schema(signature.prototype(signature.returns), mutates_args=())
-        self._library.define(f"{operator}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
-        self._opoverload = getattr(getattr(torch.ops, namespace), operator).default
-        self._library.impl(operator, self._run_without_gradient, "CompositeExplicitAutograd")
-        self._library.impl(operator, self._run, "Autograd")
-        torch.library.register_fake(name, self._fake, lib=self._library)
-        torch.library.register_vmap(name, self._batched, lib=self._library)
-        lowers(name)(self._lowering)
-        self._flat.define_first_derived()
-        if donated:
-            donated_arguments[name] = tuple(i for i, p in enumerate(signature.parameters) if p.name in donated)
+        schema = schema or torch.library.infer_schema(signature.prototype(returns), mutates_args=mutated)
+        self._library.define(f"{self._operator}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
+        self._opoverload = getattr(getattr(torch.ops, namespace), self._operator).default
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the operator.
@@ -130,6 +110,33 @@ class CustomOpDef:
 
     def __repr__(self) -> str:
         return f"<jax_op {self._opoverload._schema}>"
+
+
+class CustomOpDef(_Operator):
+    """A functional operator made of a JAX function.
+
+    Attributes:
+        name: `"namespace::operator"`.
+        signature: The function's parameters.
+        donated: Names of the parameters whose memory it may reuse.
+    """
+
+    def __init__(
+        self, name: str, fn: Callable[..., Any], signature: Signature, donated: tuple[str, ...], schema: str | None
+    ) -> None:
+        super().__init__(name, signature, schema, signature.returns, ())
+        self.donated = donated
+        self._fn = fn
+        self._own_vjp: tuple[Callable[..., Any], Callable[..., Any]] | None = None
+        self._flat = Derivable(self._library, self._operator, self._function, self._dispatch)
+        self._library.impl(self._operator, self._run_without_gradient, "CompositeExplicitAutograd")
+        self._library.impl(self._operator, self._run, "Autograd")
+        torch.library.register_fake(name, self._fake, lib=self._library)
+        torch.library.register_vmap(name, self._batched, lib=self._library)
+        lowers(name)(self._lowering)
+        self._flat.define_first_derived()
+        if donated:
+            donated_arguments[name] = tuple(i for i, p in enumerate(signature.parameters) if p.name in donated)
 
     def register_vjp(self, forward: Callable[..., Any], backward: Callable[..., Any]) -> None:
         """Give the function a gradient of its own, for a kernel that JAX cannot differentiate; before the first call.
@@ -188,7 +195,7 @@ class CustomOpDef:
         return self._shaped(results), self._shaped([0] * len(results))
 
 
-class InPlaceOp:
+class InPlaceOp(_Operator):
     """An operator that writes its arguments: a functional one, `<name>functional`, and a `copy_` of its first results.
 
     Attributes:
@@ -200,30 +207,12 @@ class InPlaceOp:
     def __init__(
         self, name: str, fn: Callable[..., Any], signature: Signature, mutated: tuple[str, ...], schema: str | None
     ) -> None:
-        self.name = name
-        self.mutated = mutated
-        self.signature = signature
         self.returned = _returned_after(name, signature.returns, len(mutated))
+        super().__init__(name, signature, schema, self.returned, mutated)
+        self.mutated = mutated
         self.functional = CustomOpDef(f"{name.removesuffix('_')}_functional", fn, signature, (), None)
-        namespace, operator = name.split("::")
-        self._library = torch.library.Library(namespace, "FRAGMENT")
-        schema = schema or torch.library.infer_schema(signature.prototype(self.returned), mutates_args=mutated)
-        self._library.define(f"{operator}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
-        self._opoverload = getattr(getattr(torch.ops, namespace), operator).default
-        self._library.impl(operator, self._run, "CompositeImplicitAutograd")
+        self._library.impl(self._operator, self._run, "CompositeImplicitAutograd")
         lowers(name)(updates(functools.partial(self._lowering)))
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the operator.
-
-        Raises:
-            TypeError: An argument is missing, or there is one too many.
-        """
-        self.signature.check(args, kwargs)
-        return self._opoverload(*args, **kwargs)
-
-    def __repr__(self) -> str:
-        return f"<jax_op {self._opoverload._schema}>"
 
     def register_vjp(self, forward: Callable[..., Any], backward: Callable[..., Any]) -> None:
         """The gradient of the functional operator, see `CustomOpDef.register_vjp`."""
