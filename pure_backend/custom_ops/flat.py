@@ -25,7 +25,7 @@ _LIMIT = 128
 
 
 class FlatCalls:
-    """The programs of one operator by signature, the least recently used dropped first.
+    """The programs of one operator by signature, the oldest dropped first.
 
     Args:
         name: The operator's name, for messages.

@@ -45,18 +45,25 @@ def _call(fn, *args, **kwargs):
     return fn(*args, **kwargs)
 
 
-_by_code: weakref.WeakKeyDictionary[types.CodeType, Captured] = weakref.WeakKeyDictionary()
+_by_id: dict[int, tuple[weakref.ref, Captured]] = {}
 
 
 def captured_for(fn: Callable[..., Any]) -> Captured:
     """The captures of a function: one for all function objects with the same code, which differ in their closures only.
 
-    So a lambda that is made anew for every call is captured once. (Dynamo checks what a closure holds.)
+    So a lambda that is made anew for every call is captured once. (Dynamo checks what a closure holds.) Codes are told apart as
+    objects, since two with equal instructions are equal though their globals may differ; an id counts while its owner lives.
     """
     code = getattr(getattr(fn, "__func__", fn), "__code__", None)
     if code is None:
         return Captured()
-    for known, captured in _by_code.items():
-        if known is code:  # code objects with equal instructions are equal, but their globals may differ
-            return captured
-    return _by_code.setdefault(code, Captured())
+    key = id(code)
+    known = _by_id.get(key)
+    if known is None or known[0]() is not code:
+        known = _by_id[key] = (weakref.ref(code, lambda ref: _forget(key, ref)), Captured())
+    return known[1]
+
+
+def _forget(key: int, ref: weakref.ref) -> None:
+    if key in _by_id and _by_id[key][0] is ref:
+        del _by_id[key]

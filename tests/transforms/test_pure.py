@@ -145,3 +145,21 @@ def test_modules(device):
     twin.eval()
     torch.testing.assert_close(pure(numbers(5, 3).to(device)).cpu(), twin(numbers(5, 3)), rtol=1e-4, atol=1e-5)
     assert pure_backend.statistics().traces == 2
+
+
+def test_captures_are_kept_by_code():
+    """One for all function objects of one code, none for a code that is gone, another for an equal code elsewhere."""
+    import gc
+
+    from pure_backend.transforms import capture
+
+    def make():
+        return lambda x: x + 1
+
+    assert capture.captured_for(make()) is capture.captured_for(make())
+    before = len(capture._by_id)
+    one, other = (eval("lambda x: x + 7") for _ in range(2))
+    assert one.__code__ == other.__code__ and capture.captured_for(one) is not capture.captured_for(other)
+    del one, other
+    gc.collect()
+    assert len(capture._by_id) == before
