@@ -152,7 +152,7 @@ class Side:
     def lowered(self) -> Any:
         """JAX's lowered stage."""
         from pure_backend.jax_bridge.lower import lowered_stage
-        from pure_backend.jax_bridge.pallas import for_platform
+        from pure_backend.jax_bridge.platform import for_platform
 
         platform = self.runtime.platform
         with self.runtime.placement():

@@ -19,7 +19,7 @@ from pure_backend.inspect import hlo
 from pure_backend.inspect.topology import tpu_device
 from pure_backend.inspect.torch_program import Captured, capture, output_names
 from pure_backend.jax_bridge.avals import to_aval
-from pure_backend.jax_bridge.pallas import for_platform
+from pure_backend.jax_bridge.platform import for_platform
 from pure_backend.jax_bridge.trace import tracing
 
 _TOPOLOGY = "v5e:2x2"

@@ -9,7 +9,7 @@ import jax
 from jax.extend import core
 
 from pure_backend import _compat, counters
-from pure_backend.jax_bridge.pallas import for_platform
+from pure_backend.jax_bridge.platform import for_platform
 from pure_backend.jax_bridge.trace import tracing
 
 

@@ -12,6 +12,7 @@ import torch
 from pure_backend import _compat, counters
 from pure_backend.jax_bridge.arrays import ArrayViews, to_tensor
 from pure_backend.jax_bridge.lower import Lowered
+from pure_backend.jax_bridge.platform import compile_options
 from pure_backend.jax_bridge.rng import NO_KEY
 
 
@@ -44,7 +45,7 @@ class JaxRuntime:
     def compile(self, lowered: Lowered) -> Callable[[Sequence[jax.Array]], Sequence[jax.Array]]:
         """Compile with XLA. A call returns when its results are there: torch may write to an argument right afterwards."""
         with counters.stage("compile"):
-            executable = _compat.in_bare_thread(lowered.stage.compile)
+            executable = _compat.in_bare_thread(lambda: lowered.stage.compile(compile_options(self.platform)))
 
         def call(arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
             with _compat.x64():

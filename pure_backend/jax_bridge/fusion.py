@@ -1,0 +1,75 @@
+"""Bounds on what XLA:CPU fuses into one kernel.
+
+XLA:CPU fuses a chain of elementwise operators into each of its consumers, without a bound. A residual stream is such a chain
+through all layers of a model: with layer norm each kernel of layer n computes the stream again from the first layer on, and
+compile time and run time grow with the square of the depth (measured: forward and backward of 50 layers compile 105 s, with
+bounds 6 s). So a barrier is put behind a value whose chain is long. XLA:CPU removes barriers before it fuses, but for
+`KEEP_BARRIERS`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.extend import core
+
+KEEP_BARRIERS = {"xla_disable_hlo_passes": "cse_barrier_expander"}
+"""The compile option that makes XLA:CPU keep barriers until it has fused."""
+
+_LONGEST = 32
+_LONGEST_SHARED = 8
+_UNFUSED = frozenset(
+    """dot_general conv_general_dilated sort top_k scan while cond pallas_call custom_call ffi_call fft cholesky lu qr eigh svd
+    triangular_solve argmax argmin""".split()
+)
+_UNFUSED_FAMILIES = ("reduce", "cum", "scatter", "random", "threefry")
+
+
+def bounded(jaxpr: Any) -> Any:
+    """An open jaxpr with barriers behind the values of long chains; the same object if it has none."""
+    uses = Counter(v for eqn in jaxpr.eqns for v in {v for v in eqn.invars if isinstance(v, core.Var)})
+    uses.update(v for v in jaxpr.outvars if isinstance(v, core.Var))
+    chains: dict[Any, frozenset[tuple[int, int]]] = {}
+    eqns: list[Any] = []
+    for i, eqn in enumerate(jaxpr.eqns):
+        chain = _chain(i, eqn, chains)
+        shared = any(uses[v] > 1 for v in eqn.outvars)
+        if len(chain) > (_LONGEST_SHARED if shared else _LONGEST):
+            eqns += _behind_barrier(eqn)
+        else:
+            eqns.append(eqn)
+            chains.update((v, chain) for v in eqn.outvars)
+    return jaxpr if len(eqns) == len(jaxpr.eqns) else jaxpr.replace(eqns=eqns)
+
+
+def _chain(i: int, eqn: Any, chains: dict[Any, frozenset[tuple[int, int]]]) -> frozenset[tuple[int, int]]:
+    """The operators, as (equation, its how manyeth), that one kernel would compute for the results of equation i."""
+    name = eqn.primitive.name
+    if name in _UNFUSED or name.startswith(_UNFUSED_FAMILIES) or not all(map(_is_numeric, eqn.outvars)):
+        return frozenset()
+    inputs = [chains.get(v, frozenset()) for v in eqn.invars if isinstance(v, core.Var)]
+    own = frozenset((i, k) for k in range(min(_size(eqn), _LONGEST + 1)))
+    return own.union(*inputs)
+
+
+def _size(eqn: Any) -> int:
+    """How many operators an equation stands for: one, or those of the function that it calls."""
+    bodies = [value.jaxpr for value in eqn.params.values() if isinstance(value, core.ClosedJaxpr)]
+    return max([1, *(len(body.eqns) for body in bodies)])
+
+
+def _is_numeric(v: Any) -> bool:
+    dtype = getattr(v.aval, "dtype", None)
+    return dtype is not None and (jnp.issubdtype(dtype, jnp.number) or dtype == jnp.bool_)
+
+
+def _behind_barrier(eqn: Any) -> list[Any]:
+    """The equation, and a barrier between its results and those who use them."""
+    inner = [core.Var(v.aval) for v in eqn.outvars]
+    barrier = eqn.replace(
+        primitive=lax.optimization_barrier_p, params={}, invars=inner, outvars=eqn.outvars, effects=frozenset()
+    )
+    return [eqn.replace(outvars=inner), barrier]
