@@ -25,6 +25,7 @@ from pure_backend.fx_passes.normalize import Normalized, normalize
 from pure_backend.fx_passes.partition import partition
 from pure_backend.fx_passes.propagate import propagate
 from pure_backend.fx_passes.reach import gradient_reach
+from pure_backend.fx_passes.repeats import share_repeats
 from pure_backend.ir.impurity import Impurity
 from pure_backend.jax_bridge.lowerings.registry import has_lowering
 from pure_backend.options import Options
@@ -87,8 +88,16 @@ def compiled_graph(normalized: Normalized, options: Options) -> Specializations:
             raise ImpureGraphError(impurities)
         with counters.stage("mutation"):
             functional = functionalize(gm)
-        plan = plan_call(functional, reach, device, options)
-        return plan if options.verify is False else verified(plan, gm, functional, options.verify)
+        if options.verify is not False:  # which compares node by node
+            return verified(plan_call(functional, reach, device, options), gm, functional, options.verify)
+        with counters.stage("repeats"):
+            shared = options.repeats == "auto" and share_repeats(functional.gm)
+        try:
+            return plan_call(functional, reach, device, options)
+        except ImpureGraphError:
+            if not shared:
+                raise
+            return plan_call(functionalize(gm), reach, device, options)  # names each node that has no lowering
 
     def specialize_inlined(args: Sequence[Any]) -> Any:
         try:

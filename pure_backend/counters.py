@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
-_STAGES = ("normalize", "propagate", "mutation", "partition", "trace", "differentiate", "lower", "compile")
+_STAGES = ("normalize", "propagate", "mutation", "repeats", "partition", "trace", "differentiate", "lower", "compile")
 
 
 @dataclasses.dataclass(frozen=True)

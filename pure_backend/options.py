@@ -9,6 +9,7 @@ from typing import Any
 
 _REMAT = ("auto", "none", "full")
 _ON_IMPURE = ("eager", "error")
+_REPEATS = ("auto", "off")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,6 +20,9 @@ class Options:
         remat: Which intermediate values the forward keeps for the backward. `"auto"` keeps the results of matrix
             products and convolutions and recomputes the cheap rest; `"none"` keeps everything JAX would keep; `"full"`
             keeps only the inputs; a callable is used as a `jax.checkpoint` policy.
+        repeats: What happens to stretches that a graph has several times (layers, a function that is called in a loop):
+            `"auto"` makes them calls of one function, which is traced, differentiated and lowered once, with the same numbers;
+            `"off"` leaves them as they are.
         max_specializations: How many sets of shapes, dtypes and modes one compiled graph keeps before the least
             recently used one is dropped.
         on_impure: What happens to a graph with nodes that cannot be part of a program: `"eager"` runs those nodes in
@@ -34,6 +38,7 @@ class Options:
     """
 
     remat: str | Callable[..., Any] = "auto"
+    repeats: str = "auto"
     max_specializations: int = 64
     on_impure: str = "eager"
     min_partition_size: int = 4
@@ -44,6 +49,8 @@ class Options:
             raise ValueError(f"option 'remat' must be a callable or one of {_REMAT}, got {self.remat!r}")
         if self.on_impure not in _ON_IMPURE:
             raise ValueError(f"option 'on_impure' must be one of {_ON_IMPURE}, got {self.on_impure!r}")
+        if self.repeats not in _REPEATS:
+            raise ValueError(f"option 'repeats' must be one of {_REPEATS}, got {self.repeats!r}")
         for name in ("max_specializations", "min_partition_size"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:

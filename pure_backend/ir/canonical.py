@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from pure_backend.ir.describe import describe_tensor
 from pure_backend.ir.facts import facts
 from pure_backend.ir.functional_ops import Functionalized
 from pure_backend.ir.geometry import Geometry
-from pure_backend.ir.region import Region
+from pure_backend.ir.region import Region, Shared
 
 
 def graph_key(gm: fx.GraphModule) -> tuple[str, tuple[Any, ...]]:
@@ -21,6 +22,18 @@ def graph_key(gm: fx.GraphModule) -> tuple[str, tuple[Any, ...]]:
     lines: list[str] = []
     _write_graph(gm, lines, objects)
     return "\n".join(lines), tuple(objects)
+
+
+def node_text(node: fx.Node, gm: fx.GraphModule) -> tuple[str, tuple[Any, ...]]:
+    """What a node does and gives, whichever nodes it is given, and the objects that the text refers to by number."""
+    objects: list[Any] = []
+    known = facts(node)
+    args = _text((node.args, node.kwargs), dict.fromkeys(node.all_input_nodes, 0), objects)
+    value = pytree.tree_map_only(torch.Tensor, _value, known.value)
+    bodies = [graph_key(body) for body in known.bodies]
+    objects += [object for _, body_objects in bodies for object in body_objects]
+    texts = [text for text, _ in bodies]
+    return f"{_target(node, gm, objects)} {args} {value} {known.grad} {known.autocast} {texts}", tuple(objects)
 
 
 def _write_graph(gm: fx.GraphModule, lines: list[str], objects: list[Any]) -> None:
@@ -56,8 +69,8 @@ def _named(target: Any, objects: list[Any]) -> str:
     if isinstance(target, Functionalized):
         op = target.op if isinstance(target.op, str) else _named(target.op, objects)
         return f"functionalized:{op}:{target.writes}"
-    if isinstance(target, Region):
-        return "region"  # its body follows the node
+    if isinstance(target, (Region, Shared)):
+        return target.__name__  # its body follows the node
     module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
     if module and name:
         found: Any = importlib.import_module(module) if module != "__main__" else None

@@ -22,3 +22,19 @@ class Region:
 
     def __call__(self, *args: Any) -> tuple:
         return self.gm(*args)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Shared:
+    """A stretch that a graph has several times: called with its inputs it returns a tuple of what the graph uses of it.
+
+    Attributes:
+        gm: The stretch as a graph of values, one for all places.
+    """
+
+    gm: fx.GraphModule
+
+    __name__ = "shared"
+
+    def __call__(self, *args: Any) -> tuple:
+        return self.gm(*args)

@@ -21,10 +21,9 @@ KEEP_BARRIERS = {"xla_disable_hlo_passes": "cse_barrier_expander"}
 
 _LONGEST = 32
 _LONGEST_SHARED = 8
-_UNFUSED = frozenset(
-    """dot_general conv_general_dilated sort top_k scan while cond pallas_call custom_call ffi_call fft cholesky lu qr eigh svd
-    triangular_solve argmax argmin""".split()
-)
+_PRODUCTS = ("dot_general", "conv_general_dilated", "fft", "cholesky", "lu", "qr", "eigh", "svd", "triangular_solve")
+_CALLS = ("scan", "while", "cond", "pallas_call", "custom_call", "ffi_call", "sort", "top_k", "argmax", "argmin")
+_UNFUSED = frozenset(_PRODUCTS + _CALLS)
 _UNFUSED_FAMILIES = ("reduce", "cum", "scatter", "random", "threefry")
 
 

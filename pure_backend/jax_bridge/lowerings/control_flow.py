@@ -71,11 +71,23 @@ def _inline(site: Site, operands):
 def invoke_subgraph(site: Site, subgraph, identifier, *operands):
     """A nested jit: equal bodies are traced once and are one function of the HLO, however often they are called."""
     (gm,) = site.bodies
-    constants = tuple(None if isinstance(operand, jax.Array) else operand for operand in operands)
-    name = ("invoke_subgraph", graph_key(gm), constants)
+    return _nested(site, ("invoke_subgraph", graph_key(gm)), str(identifier), operands)
+
+
+@lowers("shared")
+def shared(site: Site, *operands):
+    """A stretch that the graph has several times, as a nested jit."""
+    (gm,) = site.bodies
+    return _nested(site, ("shared", gm), "shared", operands)
+
+
+def _nested(site: Site, name: tuple, label: str, operands):
+    """A call of the function `name` of this trace; `label` is its name in the HLO."""
+    (gm,) = site.bodies
+    name = (*name, tuple(None if isinstance(operand, jax.Array) else operand for operand in operands))
     if name not in site.shared:
         body = Body(site, gm, operands)
-        body.__name__ = str(identifier)  # the function's name in the HLO
+        body.__name__ = label
         site.shared[name] = (body, jax.jit(body))
     body, function = site.shared[name]
     arrays = function(site.keys.data_for_body(), *body.arrays(operands))
