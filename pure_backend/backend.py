@@ -17,6 +17,7 @@ from torch import fx
 
 from pure_backend import counters
 from pure_backend.errors import ImpureGraphError
+from pure_backend.fx_passes.chains import loop_chains
 from pure_backend.fx_passes.functional import Functional
 from pure_backend.fx_passes.inline import inline_checkpoints
 from pure_backend.fx_passes.inputs import check_inputs, fake_inputs
@@ -91,7 +92,9 @@ def compiled_graph(normalized: Normalized, options: Options) -> Specializations:
         if options.verify is not False:  # which compares node by node
             return verified(plan_call(functional, reach, device, options), gm, functional, options.verify)
         with counters.stage("repeats"):
-            shared = options.repeats == "auto" and share_repeats(functional.gm)
+            shared = options.repeats != "off" and share_repeats(functional.gm)
+            if shared and options.repeats == "scan":
+                loop_chains(functional.gm)
         try:
             return plan_call(functional, reach, device, options)
         except ImpureGraphError:

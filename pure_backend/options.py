@@ -9,7 +9,7 @@ from typing import Any
 
 _REMAT = ("auto", "none", "full")
 _ON_IMPURE = ("eager", "error")
-_REPEATS = ("auto", "off")
+_REPEATS = ("auto", "scan", "off")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +22,8 @@ class Options:
             keeps only the inputs; a callable is used as a `jax.checkpoint` policy.
         repeats: What happens to stretches that a graph has several times (layers, a function that is called in a loop):
             `"auto"` makes them calls of one function, which is traced, differentiated and lowered once, with the same numbers;
-            `"off"` leaves them as they are.
+            `"scan"` makes a loop of those that follow each other, so that compilation does not grow with depth; parameters
+            are stacked in each call, which costs memory and time; `"off"` leaves all as they are.
         max_specializations: How many sets of shapes, dtypes and modes one compiled graph keeps before the least
             recently used one is dropped.
         on_impure: What happens to a graph with nodes that cannot be part of a program: `"eager"` runs those nodes in

@@ -73,6 +73,10 @@ def agree(
     want = _observe(eager, eager, make_args(), grad)
     calls = pure_backend.statistics().calls
     got = _observe(compiled(other, **compile_kwargs), other, move(make_args(), device), grad)
+    if device.type == "xla":
+        import torch_xla
+
+        torch_xla.sync()  # one compilation for all that is compared, else it is one for each tensor
     _same_leaves(want.leaves, got.leaves, device, tol)
     if device.type == "cpu":
         _same_aliasing(want.leaves, got.leaves)

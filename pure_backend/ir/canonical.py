@@ -13,7 +13,7 @@ from pure_backend.ir.describe import describe_tensor
 from pure_backend.ir.facts import facts
 from pure_backend.ir.functional_ops import Functionalized
 from pure_backend.ir.geometry import Geometry
-from pure_backend.ir.region import Region, Shared
+from pure_backend.ir.region import Chain, Region, Shared
 
 
 def graph_key(gm: fx.GraphModule) -> tuple[str, tuple[Any, ...]]:
@@ -71,6 +71,8 @@ def _named(target: Any, objects: list[Any]) -> str:
         return f"functionalized:{op}:{target.writes}"
     if isinstance(target, (Region, Shared)):
         return target.__name__  # its body follows the node
+    if isinstance(target, Chain):
+        return target.text
     module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
     if module and name:
         found: Any = importlib.import_module(module) if module != "__main__" else None

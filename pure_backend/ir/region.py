@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from torch import fx
@@ -38,3 +39,47 @@ class Shared:
 
     def __call__(self, *args: Any) -> tuple:
         return self.gm(*args)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Chain:
+    """Calls of one graph, each of which is given results of the one before.
+
+    Called with the operands of all turns, for each input of the graph one after the other (one operand, or `turns` of them
+    where every turn has its own), it returns a tuple of what is used of the results.
+
+    Attributes:
+        gm: The graph that is called.
+        turns: How often.
+        carried: Inputs that are a result of the turn before: `(input, result)`. Their operand is for the first turn.
+        own: Inputs for which each turn has an operand of its own; the others are the same in all turns.
+        wanted: The results that are used: `(turn, result)`.
+    """
+
+    gm: fx.GraphModule
+    turns: int
+    carried: tuple[tuple[int, int], ...]
+    own: tuple[int, ...]
+    wanted: tuple[tuple[int, int], ...]
+
+    __name__ = "chain"
+
+    @property
+    def text(self) -> str:
+        """What it does, but for the graph."""
+        return f"chain:{self.turns}:{self.carried}:{self.own}:{self.wanted}"
+
+    def by_input(self, operands: Sequence[Any]) -> list[Any]:
+        """The operands of each input, in a list where each turn has its own."""
+        remaining, count = iter(operands), len(operands) - (self.turns - 1) * len(self.own)
+        return [[next(remaining) for _ in range(self.turns)] if i in self.own else next(remaining) for i in range(count)]
+
+    def __call__(self, *operands: Any) -> tuple:
+        inputs = self.by_input(operands)
+        results: list[tuple] = []
+        for turn in range(self.turns):
+            args = [value[turn] if i in self.own else value for i, value in enumerate(inputs)]
+            for i, result in self.carried if turn else ():
+                args[i] = results[-1][result]
+            results.append(self.gm(*args))
+        return tuple(results[turn][result] for turn, result in self.wanted)

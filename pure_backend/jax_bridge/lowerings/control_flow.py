@@ -175,3 +175,27 @@ def associative_scan(site: Site, combine_fn, xs, additional):
         return jax.vmap(lambda a, b: body(key, *a, *b, *captured))(left, right)
 
     return structured(site.out, lax.associative_scan(combine, xs))
+
+
+@lowers("chain")
+def chain(site: Site, *operands):
+    """Calls that are given results of the one before, as a `lax.scan` over what each has of its own."""
+    spec = site.node.target
+    inputs = spec.by_input(operands)
+    body = Body(site, spec.gm, [value[0] if i in spec.own else value for i, value in enumerate(inputs)])
+    key = site.keys.data_for_body()
+
+    def step(carry, x):
+        count, *slices = x
+        args = list(inputs)
+        for i, value in (*zip(dict(spec.carried), carry, strict=True), *zip(spec.own, slices, strict=True)):
+            args[i] = value
+        arrays = body(fold_data(key, count), *args)
+        return [arrays[result] for _, result in spec.carried], [arrays[result] for result in kept]
+
+    kept = sorted({result for _, result in spec.wanted})
+    stacked = [jnp.stack(inputs[i]) for i in spec.own]
+    init = [inputs[i] for i, _ in spec.carried]
+    _, ys = lax.scan(step, init, (jnp.arange(spec.turns, dtype=jnp.uint32), *stacked))
+    site.keys.note_body(body.draws)
+    return tuple(ys[kept.index(result)][turn] for turn, result in spec.wanted)
