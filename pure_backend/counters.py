@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
-_STAGES = ("normalize", "propagate", "mutation", "partition", "trace", "differentiate", "lower", "compile")
+_STAGES = ("normalize", "propagate", "mutation", "partition", "trace", "differentiate", "lower", "compile", "disk")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +21,7 @@ class Statistics:
         lowerings: JAX programs lowered to HLO. A training signature has two: forward and backward.
         calls: Executable calls, forward and backward.
         cache_hits: Specialisations that found an equal program already traced.
+        disk_hits: Executables that another process had stored. A training signature has two: forward and backward.
         seconds: Seconds spent in each stage of compilation.
     """
 
@@ -28,6 +29,7 @@ class Statistics:
     lowerings: int
     calls: int
     cache_hits: int
+    disk_hits: int
     seconds: Mapping[str, float]
 
 
@@ -37,7 +39,7 @@ class _Counters:
         self.reset()
 
     def reset(self) -> None:
-        self.traces = self.lowerings = self.calls = self.cache_hits = 0
+        self.traces = self.lowerings = self.calls = self.cache_hits = self.disk_hits = 0
         self.seconds = dict.fromkeys(_STAGES, 0.0)
 
 
@@ -69,6 +71,7 @@ def statistics() -> Statistics:
             lowerings=_counters.lowerings,
             calls=_counters.calls,
             cache_hits=_counters.cache_hits,
+            disk_hits=_counters.disk_hits,
             seconds=MappingProxyType(dict(_counters.seconds)),
         )
 

@@ -14,6 +14,8 @@ from pure_backend.ir.canonical import graph_key
 from pure_backend.ir.facts import facts
 from pure_backend.jax_bridge.avals import is_differentiable, to_aval
 from pure_backend.jax_bridge.cache import ProgramCache
+from pure_backend.jax_bridge.executables import Executables
+from pure_backend.jax_bridge.key_text import key_text
 from pure_backend.jax_bridge.program import Program
 from pure_backend.jax_bridge.runtimes import made_runtimes, runtime_for
 from pure_backend.jax_bridge.trace import trace
@@ -45,24 +47,22 @@ def compile_graph(
     tensors = [value for value in tensors if isinstance(value, torch.Tensor)]
     wanted = tuple(i + 1 for i, t in enumerate(tensors) if t.requires_grad and is_differentiable(t.dtype))
     inputs = wanted if any(differentiable) else ()
+    carries = tuple(differentiable) if inputs else (False,) * len(differentiable)
     key = (graph_key(gm), tuple(differentiable), tuple(reach), inputs, tuple(written), device_type, remat, settings())
 
-    def make() -> Program:
+    def traced() -> tuple[Any, bool]:
         with counters.stage("trace"), _compat.x64():
             counters.count("traces")
-            jaxpr, uses_key = trace(_tensors_only(gm), [to_aval(t) for t in tensors])
+            return trace(_tensors_only(gm), [to_aval(t) for t in tensors])
+
+    def make() -> Program:
+        runtime = runtime_for(device_type)
+        executables = Executables(runtime, key_text(key, gm, runtime))
+        stored = executables.forward
+        jaxpr, uses_key = traced() if stored is None else (lambda: traced()[0], stored.uses_key)
         shifted = tuple(frozenset(i + 1 for i in inputs) for inputs in reach)
-        carries = tuple(differentiable) if inputs else (False,) * len(differentiable)
-        return Program(
-            jaxpr,
-            inputs,
-            carries,
-            shifted,
-            uses_key,
-            runtime_for(device_type),
-            remat,
-            frozenset(i + 1 for i in written),
-        )
+        after = frozenset(i + 1 for i in written)
+        return Program(jaxpr, inputs, carries, shifted, uses_key, runtime, remat, after, executables)
 
     return programs.get(key, make)
 

@@ -20,12 +20,12 @@ class Lowered:
     Attributes:
         stage: JAX's own lowered stage: its StableHLO, and what compiles it.
         kept: Positions of the inputs the program reads; the others are not passed.
-        outputs: How many outputs it has.
+        outputs: Abstract values of its outputs.
     """
 
     stage: Any
     kept: tuple[int, ...]
-    outputs: int
+    outputs: tuple[jax.ShapeDtypeStruct, ...]
 
 
 def lower(jaxpr: Any, platform: str) -> Lowered:
@@ -39,7 +39,7 @@ def lower(jaxpr: Any, platform: str) -> Lowered:
     with counters.stage("lower"):
         stage = lowered_stage(used, platform)
     counters.count("lowerings")
-    return Lowered(stage, kept, len(jaxpr.jaxpr.outvars))
+    return Lowered(stage, kept, tuple(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in jaxpr.out_avals))
 
 
 def lowered_stage(jaxpr: Any, platform: str) -> Any:
