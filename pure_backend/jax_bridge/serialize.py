@@ -95,7 +95,6 @@ def _direct(executable: Any, device: Any, outputs: Sequence[jax.ShapeDtypeStruct
 @functools.cache
 def _find_lapack() -> None:
     """What JAX does when it lowers the first LAPACK call; without it an executable that has one jumps to address 0."""
-    import jax._src.lax.linalg
     from jaxlib import lapack
 
     lapack._lapack.initialize()

@@ -18,7 +18,6 @@ import torch
 
 from pure_backend.errors import DeviceError
 
-
 Run = Callable[[Sequence[Any]], Sequence[Any]]
 """A compiled program as a function of handles."""
 
@@ -29,7 +28,7 @@ class Executable:
 
     Attributes:
         run: Calls it.
-        serialize: Its bytes, for `Runtime.load` in a process of the same `Runtime.fingerprint`; None if it refers to this process.
+        serialize: Its bytes, for `Runtime.load` where `Runtime.fingerprint` is the same; None if it refers to this process.
     """
 
     run: Run
