@@ -317,26 +317,51 @@ CUSTOM = """
 import json, sys
 import jax, jax.numpy as jnp, torch
 import pure_backend
-by = float(sys.argv[1])
+by, slope = map(float, sys.argv[1:])
 
-@pure_backend.jax_op("disk::scaled")
-def scaled(x: jax.Array) -> jax.Array:
+@jax.custom_vjp
+def wave(x):
     return jnp.sin(x) * by
 
+wave.defvjp(lambda x: (wave(x), x), lambda x, g: (g * jnp.cos(x) * slope,))
+
+@pure_backend.jax_op("disk::wave")
+def op(x: jax.Array) -> jax.Array:
+    return wave(x)
+
+def raised(x):
+    return wave(x) + 1
+
 x = torch.ones(3, requires_grad=True)
-y = torch.compile(lambda x: scaled(x) + 1, backend="assume_pure")(x)
+f = lambda x: pure_backend.call_jax(raised, (op(x),))
+y = torch.compile(f, backend="assume_pure")(x)
 y.sum().backward()
-torch.testing.assert_close(y, torch.ones(3).sin() * by + 1)
-torch.testing.assert_close(x.grad, torch.ones(3).cos() * by)
+inner = torch.ones(3).sin() * by
+torch.testing.assert_close(y, inner.sin() * by + 1)
+torch.testing.assert_close(x.grad, inner.cos() * slope * torch.ones(3).cos() * slope)
 s = pure_backend.statistics()
-print(json.dumps([s.traces, s.disk_hits]))
+print(json.dumps([s.traces, s.lowerings, s.disk_hits]))
 """
 
 
 def test_a_changed_operator_is_not_served(folder):
-    """The name of a user's operator says nothing of its code."""
-    assert finish(start(CUSTOM, "2"))[0] == [1, 0]
-    assert finish(start(CUSTOM, "3"))[0] == [1, 0]
+    """The name of a user's operator says nothing of its code, and what it computes nothing of its gradient."""
+    assert finish(start(CUSTOM, "2", "2"))[0] == [1, 2, 0]
+    assert finish(start(CUSTOM, "2", "2"))[0] == [0, 0, 2]
+    assert finish(start(CUSTOM, "3", "2"))[0] == [1, 2, 0]
+    assert finish(start(CUSTOM, "3", "3"))[0] == [1, 2, 0]
+
+
+def test_a_library_of_others_is_not_stored(folder, caplog):
+    """An operator that torch takes apart through its Python body."""
+    caplog.set_level("INFO", "pure_backend")
+    library = torch.library.Library("disk_other", "FRAGMENT")
+    library.define("twice(Tensor x) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+    library.impl("twice", lambda x: x * 2, "CompositeImplicitAutograd")
+    assert compiled(lambda x: torch.ops.disk_other.twice(x) + 1)(torch.ones(2)).tolist() == [3, 3]
+    assert counts() == (1, 1, 0)
+    assert "not stored on disk: the graph calls disk_other.twice" in caplog.text
+    assert not folder.exists()
 
 
 # --------------------------------------------------------------------------------------------------- damaged entries
