@@ -62,7 +62,10 @@ def __getattr__(name: str) -> Any:
 
 
 def clear_caches() -> None:
-    """Forget every traced program and every view of a tensor; compiled models go on with what they hold."""
+    """Forget every program and every view of a tensor in memory; compiled models go on with what they hold.
+
+    What is on disk stays: `python -m pure_backend cache --clear` removes it.
+    """
     import sys
 
     if (compiler := sys.modules.get("pure_backend.jax_bridge.compile")) is not None:
