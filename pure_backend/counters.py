@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
-_STAGES = ("normalize", "propagate", "mutation", "partition", "trace", "differentiate", "lower", "compile", "disk")
+_STAGES = ("normalize", "propagate", "mutation", "partition", "trace", "differentiate", "lower", "compile", "cache")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,14 +54,21 @@ def count(name: str) -> None:
 
 
 @contextlib.contextmanager
-def stage(name: str) -> Iterator[None]:
-    """Add the time spent inside to a stage."""
+def stage(name: str, what: str = "") -> Iterator[None]:
+    """Add the time spent inside to a stage, and log it.
+
+    Args:
+        name: The stage.
+        what: What is done, for the log.
+    """
     started = time.perf_counter()
     try:
         yield
     finally:
+        spent = time.perf_counter() - started
         with _counters.lock:
-            _counters.seconds[name] += time.perf_counter() - started
+            _counters.seconds[name] += spent
+        logging.getLogger(f"pure_backend.{name}").info("%s%.3f s", what and f"{what}: ", spent)
 
 
 def statistics() -> Statistics:

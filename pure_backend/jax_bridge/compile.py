@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import torch
@@ -22,6 +22,19 @@ from pure_backend.jax_bridge.trace import trace
 
 programs = ProgramCache()
 """The programs of this process."""
+
+
+class Key(NamedTuple):
+    """All that a program depends on; see `compile_graph` for what is not named by itself."""
+
+    graph: tuple[str, tuple[Any, ...]]
+    differentiable: tuple[bool, ...]
+    reach: tuple[frozenset[int], ...]
+    requires_grad: tuple[int, ...]
+    written: tuple[int, ...]
+    device: str
+    remat: Any
+    settings: tuple[Any, ...]
 
 
 def compile_graph(
@@ -48,10 +61,10 @@ def compile_graph(
     wanted = tuple(i + 1 for i, t in enumerate(tensors) if t.requires_grad and is_differentiable(t.dtype))
     inputs = wanted if any(differentiable) else ()
     carries = tuple(differentiable) if inputs else (False,) * len(differentiable)
-    key = (graph_key(gm), tuple(differentiable), tuple(reach), inputs, tuple(written), device_type, remat, settings())
+    key = Key(graph_key(gm), tuple(differentiable), tuple(reach), inputs, tuple(written), device_type, remat, settings())
 
     def traced() -> tuple[Any, bool]:
-        with counters.stage("trace"), _compat.x64():
+        with counters.stage("trace", f"a graph of {len(gm.graph.nodes)} nodes"), _compat.x64():
             counters.count("traces")
             return trace(_tensors_only(gm), [to_aval(t) for t in tensors])
 

@@ -82,7 +82,7 @@ class Executables:
         """An executable that was stored, and what was stored with it."""
         if self.cache is None:
             return None
-        with counters.stage("disk"):
+        with counters.stage("cache", f"look for the {role} on disk"):
             entry = self.cache.get(self._key(role))
             if entry is None:
                 return None
@@ -94,17 +94,20 @@ class Executables:
                 self.cache.drop(self._key(role))
                 return None
         counters.count("disk_hits")
+        _logger.info("found the %s on disk", role)
         return Call(run, tuple(entry.metadata["kept"])), entry.metadata
 
     def make(self, role: str, jaxpr: Any, metadata: Mapping[str, Any]) -> Call:
         """A new executable, stored with what is to be known of it."""
         with self.runtime.placement():
-            lowered = lower(jaxpr, self.runtime.platform)
+            lowered = lower(jaxpr, self.runtime.platform, role)
             executable = self.runtime.compile(lowered)
         if self.cache is not None:
-            with counters.stage("disk"):
+            with counters.stage("cache", f"store the {role} on disk"):
                 content = executable.serialize()
-                if content is not None:
+                if content is None:
+                    _logger.info("not stored on disk: the %s calls functions of this process", role)
+                else:
                     outputs = [(output.shape, output.dtype.name) for output in lowered.outputs]
                     self.cache.put(self._key(role), {"kept": lowered.kept, "outputs": outputs, **metadata}, content)
         return Call(executable.run, lowered.kept)

@@ -28,15 +28,16 @@ class Lowered:
     outputs: tuple[jax.ShapeDtypeStruct, ...]
 
 
-def lower(jaxpr: Any, platform: str) -> Lowered:
+def lower(jaxpr: Any, platform: str, role: str = "program") -> Lowered:
     """Lower a closed jaxpr.
 
     Args:
         jaxpr: The program; inputs that it does not use are dropped.
         platform: "cpu", "cuda" or "tpu". Lowering by platform makes Pallas kernels Mosaic for TPU from any host.
+        role: What it is, for the log.
     """
     used, kept = _used_inputs(for_platform(jaxpr, platform))
-    with counters.stage("lower"):
+    with counters.stage("lower", f"{role} for {platform}, {len(kept)} inputs, {len(jaxpr.out_avals)} outputs"):
         stage = lowered_stage(used, platform)
     counters.count("lowerings")
     return Lowered(stage, kept, tuple(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in jaxpr.out_avals))
