@@ -8,6 +8,7 @@ import sys
 import weakref
 from pathlib import Path
 
+import jax
 import pytest
 import torch
 from conftest import DEVICES
@@ -484,3 +485,22 @@ def test_no_pickle(folder):
         assert not path.read_bytes().endswith(b".") or b"\x80\x04" not in path.read_bytes()[:200]
     importers = [path for path in (ROOT / "pure_backend").rglob("*.py") if "import pickle" in path.read_text()]
     assert importers == []
+
+
+def test_callbacks_into_python_work_and_are_not_stored(folder, caplog):
+    """An executable that calls a function of this process means nothing to another one."""
+    caplog.set_level("INFO", "pure_backend")
+    seen = []
+
+    @pure_backend.jax_op("disk::watched")
+    def watched(x: jax.Array) -> jax.Array:
+        jax.debug.callback(lambda value: seen.append(float(value)), x.sum())
+        return jax.pure_callback(lambda value: value * 2, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    for _ in range(2):
+        assert compiled(lambda x: watched(x) + 1)(torch.ones(2)).tolist() == [3, 3]
+    jax.effects_barrier()
+    assert seen == [2.0, 2.0]
+    assert counts()[2] == 0
+    assert "the forward calls functions of this process" in caplog.text
+    assert not folder.exists()
