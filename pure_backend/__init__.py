@@ -26,6 +26,8 @@ from pure_backend.inspect.explain import explain as explain
 from pure_backend.inspect.profiling import make_xla_traces_traceable as make_xla_traces_traceable
 from pure_backend.inspect.profiling import scope as scope
 from pure_backend.inspect.report import Report as Report
+from pure_backend.logs import set_logs as set_logs
+from pure_backend.logs import set_logs_from_environment
 from pure_backend.options import Options as Options
 
 if TYPE_CHECKING:
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
     from pure_backend.transforms.pure import assume_pure as assume_pure
 
 __version__ = "0.1.0"
+
+set_logs_from_environment()
 
 _LATER = {
     "custom_ops.jax_op": ("CustomOpDef", "jax_op"),
@@ -62,7 +66,10 @@ def __getattr__(name: str) -> Any:
 
 
 def clear_caches() -> None:
-    """Forget every traced program and every view of a tensor; compiled models go on with what they hold."""
+    """Forget every program and every view of a tensor in memory; compiled models go on with what they hold.
+
+    What is on disk stays: `python -m pure_backend cache --clear` removes it.
+    """
     import sys
 
     if (compiler := sys.modules.get("pure_backend.jax_bridge.compile")) is not None:

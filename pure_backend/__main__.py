@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from pure_backend.inspect import report_environment
 from pure_backend.inspect.target import TargetError, explain_target
+from pure_backend.jax_bridge.disk_cache import disk_cache
 
 _EXPLAIN = (
     "FUNCTION is called without arguments and returns what to explain: a function or module and a tuple of its arguments, "
@@ -37,7 +38,27 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("target", metavar="FILE:FUNCTION")
     explain.add_argument("--html", metavar="PATH", help="also write the report as a page, with a picture of each graph")
     explain.set_defaults(run=_explain)
+    cache = commands.add_parser("cache", help="show the disk cache: its folder, entries and bytes")
+    cache.add_argument("--clear", action="store_true", help="remove all entries")
+    cache.set_defaults(run=_cache)
     return parser
+
+
+def _cache(args: argparse.Namespace) -> int:
+    cache = disk_cache()
+    if cache is None:
+        print("the disk cache is switched off: PURE_BACKEND_CACHE_DIR is empty or 0")
+        return 0
+    if args.clear:
+        print(f"{cache.folder}: removed {_entries(cache.clear())}")
+        return 0
+    entries = cache.entries()
+    print(f"{cache.folder}: {_entries(len(entries))}, {sum(e.size for e in entries):,} of at most {cache.limit:,} bytes")
+    return 0
+
+
+def _entries(count: int) -> str:
+    return "1 entry" if count == 1 else f"{count} entries"
 
 
 def _env(args: argparse.Namespace) -> int:

@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -137,6 +137,20 @@ def tensor_check(tensors: list[torch.Tensor]) -> Callable[..., bool]:
 
     sizes, strides = [list(tensor.size()) for tensor in tensors], [list(tensor.stride()) for tensor in tensors]
     return TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+
+
+def xla_client() -> Any:
+    """jaxlib's bindings of XLA's client."""
+    from jax._src.lib import xla_client as module
+
+    return module
+
+
+def stable_custom_calls() -> Collection[str]:
+    """The custom calls that JAX promises to understand in later processes and versions, as `jax.export` relies on."""
+    from jax._src.export._export import _CUSTOM_CALL_TARGETS_GUARANTEED_STABLE as names
+
+    return names
 
 
 @functools.cache

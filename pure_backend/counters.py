@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
-_STAGES = ("normalize", "propagate", "mutation", "repeats", "partition", "trace", "differentiate", "lower", "compile")
+_STAGES = ("normalize", "propagate", "mutation", "repeats", "partition", "trace", "differentiate", "lower", "compile", "cache")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Statistics:
         lowerings: JAX programs lowered to HLO. A training signature has two: forward and backward.
         calls: Executable calls, forward and backward.
         cache_hits: Specialisations that found an equal program already traced.
+        disk_hits: Executables that another process had stored. A training signature has two: forward and backward.
         seconds: Seconds spent in each stage of compilation.
     """
 
@@ -28,6 +30,7 @@ class Statistics:
     lowerings: int
     calls: int
     cache_hits: int
+    disk_hits: int
     seconds: Mapping[str, float]
 
 
@@ -37,7 +40,7 @@ class _Counters:
         self.reset()
 
     def reset(self) -> None:
-        self.traces = self.lowerings = self.calls = self.cache_hits = 0
+        self.traces = self.lowerings = self.calls = self.cache_hits = self.disk_hits = 0
         self.seconds = dict.fromkeys(_STAGES, 0.0)
 
 
@@ -51,14 +54,21 @@ def count(name: str) -> None:
 
 
 @contextlib.contextmanager
-def stage(name: str) -> Iterator[None]:
-    """Add the time spent inside to a stage."""
+def stage(name: str, what: str = "") -> Iterator[None]:
+    """Add the time spent inside to a stage, and log it.
+
+    Args:
+        name: The stage.
+        what: What is done, for the log.
+    """
     started = time.perf_counter()
     try:
         yield
     finally:
+        spent = time.perf_counter() - started
         with _counters.lock:
-            _counters.seconds[name] += time.perf_counter() - started
+            _counters.seconds[name] += spent
+        logging.getLogger(f"pure_backend.{name}").info("%s%.3f s", what and f"{what}: ", spent)
 
 
 def statistics() -> Statistics:
@@ -69,6 +79,7 @@ def statistics() -> Statistics:
             lowerings=_counters.lowerings,
             calls=_counters.calls,
             cache_hits=_counters.cache_hits,
+            disk_hits=_counters.disk_hits,
             seconds=MappingProxyType(dict(_counters.seconds)),
         )
 

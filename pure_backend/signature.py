@@ -70,6 +70,10 @@ def overlaps(args: Sequence[Any]) -> tuple[int, ...] | None:
     return tuple(storages.index(storage) for storage in storages)
 
 
+MODES = ("grad mode", "default dtype", "float32 matmul precision", "jax_default_matmul_precision", "autocast")
+"""What `_modes` names, in order."""
+
+
 def _modes() -> tuple[Any, ...]:
     """Process- and thread-wide modes that change what a graph computes."""
     autocast = ()

@@ -24,9 +24,11 @@ from pure_backend.jax_bridge.program import Program
 from pure_backend.jax_bridge.rng import NO_KEY, draw_key
 from pure_backend.options import Options
 from pure_backend.signature import Guard, has_strides, overlaps, signature
+from pure_backend.signature_difference import signature_difference
 from pure_backend.staged import EagerStage, Staged
 
 _logger = logging.getLogger("pure_backend")
+_decisions = logging.getLogger("pure_backend.specialize")
 # torch_xla returns these as the signed type of their width.
 _RETYPED_ON_XLA = (torch.uint16, torch.uint32, torch.uint64)
 
@@ -211,6 +213,8 @@ class Specializations:
         with self.lock:
             if (known := self.plans.get(signature(args, self.writes))) is not None:
                 return known
+            if _decisions.isEnabledFor(logging.INFO):
+                _decisions.info("a new specialisation: %s", self.reason(args))
             plan = self.staged or self.new_plan(args)
             if plan.write_backs:
                 self.writes = True
@@ -220,6 +224,11 @@ class Specializations:
             while len(self.plans) > self.options.max_specializations:
                 self.plans.pop(next(iter(self.plans)), None)
             return plan
+
+    def reason(self, args: Sequence[Any]) -> str:
+        """Why a call needs a plan of its own."""
+        names = [node.name for node in self.normalized.gm.graph.find_nodes(op="placeholder", sort=True)]
+        return signature_difference(signature(args, self.writes), list(self.plans), names)
 
     def new_plan(self, args: Sequence[Any]) -> AnyPlan:
         """A plan of the whole graph, or of its stages if it is impure.

@@ -10,6 +10,7 @@ import pure_backend
 
 os.environ.setdefault("PJRT_DEVICE", "CPU")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["PURE_BACKEND_CACHE_DIR"] = ""  # tests count traces: nothing may come from the disk
 
 HAS_XLA = importlib.util.find_spec("torch_xla") is not None
 if HAS_XLA:  # before any backward: autograd makes the queues of all devices in its first run

@@ -644,17 +644,17 @@ def test_a_region_is_one_function(monkeypatch):
 
 def backward_text(f, *args):
     """The StableHLO of a compiled function's backward."""
-    from pure_backend.jax_bridge import program
+    from pure_backend.jax_bridge import executables
 
     lowered = []
-    original = program.lower
+    original = executables.lower
 
     def spy(jaxpr, *rest):
         lowered.append(jaxpr)
         return original(jaxpr, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(program, "lower", spy)
+        patch.setattr(executables, "lower", spy)
         compiled(f)(*args).sum().backward()
     jaxpr = lowered[-1]
     return jax.jit(core.jaxpr_as_fun(jaxpr)).lower(*(v.aval for v in jaxpr.jaxpr.invars)).as_text()

@@ -23,10 +23,23 @@ ARROWS = {
     "fx_passes": {"errors", "options", "ir"},
     "jax_bridge": {"errors", "options", "counters", "ir", "_compat"},
     "signature": {"_compat"},
+    "signature_difference": {"ir", "signature"},
+    "logs": set(),
     "custom_ops": {"errors", "counters", "ir", "_compat", "jax_bridge"},
     "transforms": {"errors", "ir", "_compat", "jax_bridge", "custom_ops"},
     "staged": {"ir", "fx_passes"},
-    "specialize": {"errors", "options", "counters", "_compat", "ir", "fx_passes", "jax_bridge", "signature", "staged"},
+    "specialize": {
+        "errors",
+        "options",
+        "counters",
+        "_compat",
+        "ir",
+        "fx_passes",
+        "jax_bridge",
+        "signature",
+        "signature_difference",
+        "staged",
+    },
     "inspect": {"errors", "options", "counters", "ir", "_compat", "fx_passes", "jax_bridge", "custom_ops", "backend"},
     "backend": {"errors", "options", "counters", "ir", "fx_passes", "jax_bridge", "specialize", "staged", "inspect"},
 }
@@ -108,9 +121,11 @@ def test_torchax_environment_still_works():
 
 
 def test_options_are_checked():
-    with pytest.raises(TypeError, match="valid options are remat, max_specializations"):
+    with pytest.raises(TypeError, match="valid options are remat, repeats, max_specializations"):
         pure_backend.Options.of({"remt": "none"})
     with pytest.raises(ValueError, match="'remat'"):
         pure_backend.Options(remat="some")
+    with pytest.raises(ValueError, match="'repeats'"):
+        pure_backend.Options(repeats="always")
     with pytest.raises(ValueError, match="'max_specializations'"):
         pure_backend.Options(max_specializations=0)

@@ -10,7 +10,7 @@ from oracle import agree, compiled
 from torch import nn
 
 import pure_backend
-from pure_backend.jax_bridge import lowerings, program
+from pure_backend.jax_bridge import executables, lowerings
 
 CHOICES = ("auto", "scan", "off")
 
@@ -58,20 +58,20 @@ def tokens():
 def lowered(monkeypatch):
     """How often F.layer_norm is lowered, and the StableHLO of what is."""
     seen = {"layer_norm": 0, "texts": []}
-    layer_norm, lower = lowerings.normalization.layer_norm, program.lower
+    layer_norm, lower = lowerings.normalization.layer_norm, executables.lower
 
     def counted(*args, **kwargs):
         seen["layer_norm"] += 1
         return layer_norm(*args, **kwargs)
 
-    def spy(jaxpr, platform):
-        result = lower(jaxpr, platform)
+    def spy(jaxpr, *args):
+        result = lower(jaxpr, *args)
         seen["texts"].append(result.stage.as_text())
         return result
 
     for name in ("F.layer_norm", "layer_norm"):
         monkeypatch.setitem(lowerings.registry._LOWERINGS, name, counted)
-    monkeypatch.setattr(program, "lower", spy)
+    monkeypatch.setattr(executables, "lower", spy)
     pure_backend.clear_caches()
     return seen
 
@@ -129,14 +129,14 @@ def test_as_many_residuals_as_without():
 
 
 def test_scopes_are_those_of_each_layer(monkeypatch):
-    texts, lower = [], program.lower
+    texts, lower = [], executables.lower
 
-    def spy(jaxpr, platform):
-        result = lower(jaxpr, platform)
+    def spy(jaxpr, *args):
+        result = lower(jaxpr, *args)
         texts.append(result.stage.compile().as_text())
         return result
 
-    monkeypatch.setattr(program, "lower", spy)
+    monkeypatch.setattr(executables, "lower", spy)
     pure_backend.clear_caches()
     step(compiled(seeded(Stack, 3)), *tokens())
     for text in texts:
@@ -261,8 +261,3 @@ def test_an_impure_layer_is_named_once_for_each_call(caplog):
         return x
 
     agree(f, lambda: (torch.linspace(-1, 1, 8),))
-
-
-def test_unknown_choice():
-    with pytest.raises(Exception, match="option 'repeats' must be one of"):
-        compiled(lambda x: x + 1, options={"repeats": "always"})(torch.ones(2))

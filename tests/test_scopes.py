@@ -10,7 +10,7 @@ from oracle import agree, compiled
 from torch import nn
 
 import pure_backend
-from pure_backend.jax_bridge import program
+from pure_backend.jax_bridge import executables
 
 CAN_CAPTURE = hasattr(torch._dynamo.config, "capture_profiler_record_function")
 captures = pytest.mark.skipif(not CAN_CAPTURE, reason="this torch drops record_function from the graph")
@@ -19,14 +19,14 @@ captures = pytest.mark.skipif(not CAN_CAPTURE, reason="this torch drops record_f
 @pytest.fixture
 def lowered(monkeypatch) -> list[str]:
     """The HLO text of every program lowered in a test, with its metadata."""
-    texts, lower = [], program.lower
+    texts, lower = [], executables.lower
 
-    def spy(jaxpr, platform):
-        result = lower(jaxpr, platform)
+    def spy(jaxpr, *args):
+        result = lower(jaxpr, *args)
         texts.append(result.stage.compiler_ir("hlo").as_hlo_module().to_string())
         return result
 
-    monkeypatch.setattr(program, "lower", spy)
+    monkeypatch.setattr(executables, "lower", spy)
     return texts
 
 

@@ -20,8 +20,12 @@ from torch.autograd import forward_ad
 
 from pure_backend.custom_ops.flat import FlatCalls, FlatFunction, runs_here, shapes_of
 from pure_backend.custom_ops.signature import decode, encode
+from pure_backend.jax_bridge.avals import is_differentiable, to_aval
+from pure_backend.jax_bridge.lower import lowered_stage
 from pure_backend.jax_bridge.lowerings import lowers
 from pure_backend.jax_bridge.lowerings.registry import Site
+from pure_backend.jax_bridge.platform import for_platform
+from pure_backend.jax_bridge.trace import tracing
 
 _SCHEMA = "(Tensor[] tensors, str call) -> Tensor[]"
 
@@ -147,7 +151,7 @@ class FlatOp(Derivable):
         )
         torch.library.register_fake(self.name, self.fake, lib=library)
         torch.library.register_vmap(self.name, self.vmap_rule, lib=library)
-        lowers(self.name)(self.lowering)
+        lowers(self.name, content=self.content)(self.lowering)
 
     def __call__(self, static: Any, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The results, through torch's dispatcher."""
@@ -161,12 +165,48 @@ class FlatOp(Derivable):
         """The JAX function itself, inside a program."""
         return list(self.function(decode(call))(*tensors))
 
+    def content(self, platform: str, tensors: list[torch.Tensor], call: str) -> str:
+        """What the operator computes, see `lowers`."""
+        return content_of(self.function(decode(call)), tensors, platform)
+
     def vmap_rule(
         self, info: Any, in_dims: tuple, tensors: list[torch.Tensor], call: str
     ) -> tuple[list[torch.Tensor], list[int]]:
         """Torch's batching rule."""
         results = self.batched(decode(call), in_dims[0], info.batch_size, tensors)
         return results, [0] * len(results)
+
+
+def content_of(function: FlatFunction, tensors: Sequence[torch.Tensor], platform: str) -> str:
+    """A function of flat arrays and its gradient as StableHLO: what they compute, in text that does not name this process.
+
+    (A jaxpr would not do: it shows a custom gradient as the address of a Python function.)
+
+    Args:
+        function: The function.
+        tensors: Fakes of its arguments; the gradient is that of those which require one.
+        platform: "cpu", "cuda" or "tpu".
+    """
+    wanted = [i for i, t in enumerate(tensors) if t.requires_grad and is_differentiable(t.dtype)]
+
+    def with_gradient(arrays: Sequence[Any], cotangents: Sequence[Any]) -> Any:
+        def differentiated(*chosen: Any) -> list[Any]:
+            full = list(arrays)
+            for i, value in zip(wanted, chosen, strict=True):
+                full[i] = value
+            return _inexact(function(*full))
+
+        return function(*arrays), jax.vjp(differentiated, *(arrays[i] for i in wanted))[1](list(cotangents))
+
+    with tracing():
+        avals = [to_aval(tensor) for tensor in tensors]
+        cotangents = _inexact(jax.eval_shape(lambda *arrays: list(function(*arrays)), *avals)) if wanted else []
+        jaxpr = jax.make_jaxpr(with_gradient)(avals, cotangents) if wanted else jax.make_jaxpr(function)(*avals)
+    return lowered_stage(for_platform(jaxpr, platform), platform).as_text()
+
+
+def _inexact(values: Sequence[Any]) -> list[Any]:
+    return [value for value in values if jnp.issubdtype(value.dtype, jnp.inexact)]
 
 
 def _vjp_function(function: Callable[[Any], FlatFunction], static: tuple[Any, int, tuple[int, ...]]) -> FlatFunction:

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from pure_backend import _compat
 from pure_backend.custom_ops.donation import donated_tensors
 from pure_backend.custom_ops.flat import FlatFunction, runs_here, shapes_of
-from pure_backend.custom_ops.flat_op import Derivable
+from pure_backend.custom_ops.flat_op import Derivable, content_of
 from pure_backend.custom_ops.signature import Signature, Structure
 from pure_backend.ir.describe import describe_tensor
 from pure_backend.ir.donors import check_valid, donated_arguments, give_away
@@ -133,7 +133,7 @@ class CustomOpDef(_Operator):
         self._library.impl(self._operator, self._run, "Autograd")
         torch.library.register_fake(name, self._fake, lib=self._library)
         torch.library.register_vmap(name, self._batched, lib=self._library)
-        lowers(name)(self._lowering)
+        lowers(name, content=self._content)(self._lowering)
         self._flat.define_first_derived()
         if donated:
             donated_arguments[name] = tuple(i for i, p in enumerate(signature.parameters) if p.name in donated)
@@ -188,6 +188,10 @@ class CustomOpDef(_Operator):
         arrays, structure = self.signature.flatten(args, kwargs)
         return self._shaped(self._function(structure)(*arrays))
 
+    def _content(self, platform: str, *args: Any, **kwargs: Any) -> str:
+        tensors, structure = self.signature.flatten(args, kwargs)
+        return content_of(self._function(structure), tensors, platform)
+
     def _batched(self, info: Any, in_dims: tuple, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         tensors, structure = self.signature.flatten(args, kwargs)
         dims = self.signature.dims(structure, in_dims)
@@ -212,7 +216,7 @@ class InPlaceOp(_Operator):
         self.mutated = mutated
         self.functional = CustomOpDef(f"{name.removesuffix('_')}_functional", fn, signature, (), None)
         self._library.impl(self._operator, self._run, "CompositeImplicitAutograd")
-        lowers(name)(updates(functools.partial(self._lowering)))
+        lowers(name, content=self.functional._content)(updates(functools.partial(self._lowering)))
 
     def register_vjp(self, forward: Callable[..., Any], backward: Callable[..., Any]) -> None:
         """The gradient of the functional operator, see `CustomOpDef.register_vjp`."""

@@ -11,6 +11,7 @@ from torch import fx
 
 from pure_backend.fx_passes.functorch import group_regions
 from pure_backend.fx_passes.scopes import name_scopes
+from pure_backend.fx_passes.sharding import thread_annotations
 from pure_backend.ir.donors import take_markers
 
 
@@ -58,6 +59,7 @@ def normalize(gm: fx.GraphModule) -> Normalized:
     copy = fx.GraphModule(gm, graph)
     name_scopes(copy)
     take_markers(copy)
+    thread_annotations(copy)
     group_regions(copy)
     copy.graph.lint()
     return Normalized(copy, tuple(owners))

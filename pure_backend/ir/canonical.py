@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import types
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -34,6 +36,37 @@ def node_text(node: fx.Node, gm: fx.GraphModule) -> tuple[str, tuple[Any, ...]]:
     objects += [object for _, body_objects in bodies for object in body_objects]
     texts = [text for text, _ in bodies]
     return f"{_target(node, gm, objects)} {args} {value} {known.grad} {known.autocast} {texts}", tuple(objects)
+
+
+def foreign(gm: fx.GraphModule) -> Iterator[tuple[fx.Node, Any]]:
+    """The functions and operators of a graph that are not torch's, Python's or this package's, with the nodes that name them.
+
+    Their names say what they compute for the life of this process only: their authors may change them before the next one.
+    """
+    for node in gm.graph.nodes:
+        named = [node.target] if node.op == "call_function" else []
+        fx.node.map_aggregate((node.args, node.kwargs), named.append)
+        yield from ((node, target) for target in map(_unwrapped, named) if callable(target) and not _is_home(target))
+        for body in node.meta["facts"].bodies if "facts" in node.meta else ():
+            yield from foreign(body)
+
+
+_HOME = ("torch", "torch_xla", "pure_backend", "numpy", "_operator", "operator", "math", "builtins", "functools", "itertools")
+_HOME_NAMESPACES = ("aten", "prims", "prim", "profiler", "xla", "higher_order")
+
+
+def _unwrapped(target: Any) -> Any:
+    return _unwrapped(target.op) if isinstance(target, Functionalized) else target
+
+
+def _is_home(target: Any) -> bool:
+    if isinstance(target, (torch._ops.HigherOrderOperator, fx.GraphModule, Region, Shared, Chain)):
+        return True
+    if isinstance(target, torch._ops.OpOverload):
+        target = target.overloadpacket
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return target._qualified_op_name.split("::")[0] in _HOME_NAMESPACES
+    return _owner_of_builtin(target) is not None or str(getattr(target, "__module__", None)).split(".")[0] in _HOME
 
 
 def _write_graph(gm: fx.GraphModule, lines: list[str], objects: list[Any]) -> None:
@@ -74,6 +107,8 @@ def _named(target: Any, objects: list[Any]) -> str:
     if isinstance(target, Chain):
         return target.text
     module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
+    if (owner := _owner_of_builtin(target)) is not None:
+        return f"{owner}.{target.__name__}"
     if module and name:
         found: Any = importlib.import_module(module) if module != "__main__" else None
         for part in name.split("."):
@@ -84,6 +119,24 @@ def _named(target: Any, objects: list[Any]) -> str:
         return "body"
     objects.append(target)
     return f"object:{len(objects) - 1}"
+
+
+# Built-in functions do not say what they belong to.
+_BUILTINS = {
+    "torch": torch,
+    "torch.Tensor": torch.Tensor,
+    "torch._C._nn": torch._C._nn,
+    "torch._C._linalg": torch._C._linalg,
+    "torch._C._fft": torch._C._fft,
+    "torch._C._special": torch._C._special,
+}
+
+
+def _owner_of_builtin(target: Any) -> str | None:
+    """Where torch has a built-in function or method, or None."""
+    if not isinstance(target, (types.BuiltinFunctionType, types.MethodDescriptorType)):
+        return None
+    return next((name for name, owner in _BUILTINS.items() if getattr(owner, target.__name__, None) == target), None)
 
 
 def _text(value: Any, number: dict[fx.Node, int], objects: list[Any]) -> str:

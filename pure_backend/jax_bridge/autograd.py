@@ -103,7 +103,7 @@ def _reached(program: Program, present: tuple[bool, ...]) -> frozenset[int]:
 def _gradients(program: Program, saved: _Saved, present: tuple[bool, ...], given: list[torch.Tensor]):
     """The backward program on the residuals of the forward."""
     runtime = program.runtime
-    residuals = program.derivative.residuals
+    residuals = program.residuals
     own = iter(runtime.enter([saved.check(r.input) for r in residuals if r.input is not None]))
     handles = [saved.fresh[r.fresh] if r.input is None else next(own) for r in residuals]
     results = program.backward(present)([*handles, *runtime.enter(given)])

@@ -6,14 +6,17 @@ topology; no names, no module paths), the objects in it that no text can name, a
 
 from __future__ import annotations
 
-import hashlib
+import logging
 import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 from pure_backend import counters
+from pure_backend.jax_bridge.key_difference import key_difference
 from pure_backend.jax_bridge.program import Program
+
+_logger = logging.getLogger("pure_backend.cache")
 
 
 class ProgramCache:
@@ -32,7 +35,10 @@ class ProgramCache:
             program = self._programs.get(key)
             if program is not None:
                 counters.count("cache_hits")
+                _logger.info("found a program in memory")
                 return program
+            if _logger.isEnabledFor(logging.INFO):
+                _logger.info("a new program: %s", key_difference(key, list(self._programs)))
             program = self._programs[key] = make()
             return program
 
@@ -40,8 +46,3 @@ class ProgramCache:
         """Forget every program; those in use go on."""
         with self._lock:
             self._programs.clear()
-
-
-def fingerprint(text: str) -> str:
-    """A short name for a text, for logs only; keys compare the text."""
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import torch
@@ -14,12 +14,27 @@ from pure_backend.ir.canonical import graph_key
 from pure_backend.ir.facts import facts
 from pure_backend.jax_bridge.avals import is_differentiable, to_aval
 from pure_backend.jax_bridge.cache import ProgramCache
+from pure_backend.jax_bridge.executables import Executables
+from pure_backend.jax_bridge.key_text import key_text
 from pure_backend.jax_bridge.program import Program
 from pure_backend.jax_bridge.runtimes import made_runtimes, runtime_for
 from pure_backend.jax_bridge.trace import trace
 
 programs = ProgramCache()
 """The programs of this process."""
+
+
+class Key(NamedTuple):
+    """All that a program depends on; see `compile_graph` for what is not named by itself."""
+
+    graph: tuple[str, tuple[Any, ...]]
+    differentiable: tuple[bool, ...]
+    reach: tuple[frozenset[int], ...]
+    requires_grad: tuple[int, ...]
+    written: tuple[int, ...]
+    device: str
+    remat: Any
+    settings: tuple[Any, ...]
 
 
 def compile_graph(
@@ -45,24 +60,22 @@ def compile_graph(
     tensors = [value for value in tensors if isinstance(value, torch.Tensor)]
     wanted = tuple(i + 1 for i, t in enumerate(tensors) if t.requires_grad and is_differentiable(t.dtype))
     inputs = wanted if any(differentiable) else ()
-    key = (graph_key(gm), tuple(differentiable), tuple(reach), inputs, tuple(written), device_type, remat, settings())
+    carries = tuple(differentiable) if inputs else (False,) * len(differentiable)
+    key = Key(graph_key(gm), tuple(differentiable), tuple(reach), inputs, tuple(written), device_type, remat, settings())
+
+    def traced() -> tuple[Any, bool]:
+        with counters.stage("trace", f"a graph of {len(gm.graph.nodes)} nodes"), _compat.x64():
+            counters.count("traces")
+            return trace(_tensors_only(gm), [to_aval(t) for t in tensors])
 
     def make() -> Program:
-        with counters.stage("trace"), _compat.x64():
-            counters.count("traces")
-            jaxpr, uses_key = trace(_tensors_only(gm), [to_aval(t) for t in tensors])
+        runtime = runtime_for(device_type)
+        executables = Executables(runtime, key_text(key, gm, runtime))
+        stored = executables.forward
+        jaxpr, uses_key = traced() if stored is None else (lambda: traced()[0], stored.uses_key)
         shifted = tuple(frozenset(i + 1 for i in inputs) for inputs in reach)
-        carries = tuple(differentiable) if inputs else (False,) * len(differentiable)
-        return Program(
-            jaxpr,
-            inputs,
-            carries,
-            shifted,
-            uses_key,
-            runtime_for(device_type),
-            remat,
-            frozenset(i + 1 for i in written),
-        )
+        after = frozenset(i + 1 for i in written)
+        return Program(jaxpr, inputs, carries, shifted, uses_key, runtime, remat, after, executables)
 
     return programs.get(key, make)
 

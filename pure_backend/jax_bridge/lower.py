@@ -20,26 +20,27 @@ class Lowered:
     Attributes:
         stage: JAX's own lowered stage: its StableHLO, and what compiles it.
         kept: Positions of the inputs the program reads; the others are not passed.
-        outputs: How many outputs it has.
+        outputs: Abstract values of its outputs.
     """
 
     stage: Any
     kept: tuple[int, ...]
-    outputs: int
+    outputs: tuple[jax.ShapeDtypeStruct, ...]
 
 
-def lower(jaxpr: Any, platform: str) -> Lowered:
+def lower(jaxpr: Any, platform: str, role: str = "program") -> Lowered:
     """Lower a closed jaxpr.
 
     Args:
         jaxpr: The program; inputs that it does not use are dropped.
         platform: "cpu", "cuda" or "tpu". Lowering by platform makes Pallas kernels Mosaic for TPU from any host.
+        role: What it is, for the log.
     """
     used, kept = _used_inputs(for_platform(jaxpr, platform))
-    with counters.stage("lower"):
+    with counters.stage("lower", f"{role} for {platform}, {len(kept)} inputs, {len(jaxpr.out_avals)} outputs"):
         stage = lowered_stage(used, platform)
     counters.count("lowerings")
-    return Lowered(stage, kept, len(jaxpr.jaxpr.outvars))
+    return Lowered(stage, kept, tuple(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in jaxpr.out_avals))
 
 
 def lowered_stage(jaxpr: Any, platform: str) -> Any:

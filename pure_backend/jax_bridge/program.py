@@ -1,11 +1,10 @@
-"""A traced program and its executables, for one signature; lowered when first called."""
+"""A program and its executables, for one signature; lowered when first called, unless another process has stored them."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,22 +12,12 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from pure_backend import _compat, counters
-from pure_backend.jax_bridge.lower import lower
+from pure_backend.errors import PureBackendError
+from pure_backend.jax_bridge.executables import Call as Call
+from pure_backend.jax_bridge.executables import Executables, forward_metadata
 from pure_backend.jax_bridge.runtimes import Runtime
 from pure_backend.jax_bridge.trace import tracing
-from pure_backend.jax_bridge.vjp import Derivative, differentiate
-
-
-@dataclasses.dataclass(frozen=True)
-class Call:
-    """An executable with the inputs it reads."""
-
-    run: Callable[[Sequence[Any]], Sequence[Any]]
-    kept: tuple[int, ...]
-
-    def __call__(self, handles: Sequence[Any]) -> Sequence[Any]:
-        counters.count("calls")
-        return self.run([handles[i] for i in self.kept])
+from pure_backend.jax_bridge.vjp import Derivative, Residual, differentiate
 
 
 class Program:
@@ -41,6 +30,11 @@ class Program:
         reach: For each output, the positions of the inputs whose gradient it contributes to.
         uses_key: Whether input 0, the random key, is read.
         written: Positions of the inputs that the caller writes after the call.
+
+    Args:
+        jaxpr: The closed jaxpr `(key, *inputs) -> outputs`, or a function that makes it when something needs it: what is
+            stored on disk needs none.
+        executables: Where executables come from; by default none is stored.
     """
 
     def __init__(
@@ -53,8 +47,9 @@ class Program:
         runtime: Runtime,
         remat: Any,
         written: frozenset[int] = frozenset(),
+        executables: Executables | None = None,
     ) -> None:
-        self.jaxpr = jaxpr
+        self._jaxpr = jaxpr
         self.inputs = inputs
         self.differentiable = differentiable
         self.reach = reach
@@ -62,23 +57,47 @@ class Program:
         self.runtime = runtime
         self.remat = remat
         self.written = written
-        self.outputs = len(jaxpr.jaxpr.outvars)
+        self.outputs = len(differentiable)
+        self.executables = executables or Executables(runtime)
         self._gradients: dict[tuple[bool, ...], Program] = {}
         self._backwards: dict[tuple[bool, ...], Call] = {}
         self._lock = threading.RLock()
 
+    @property
+    def jaxpr(self) -> Any:
+        """The closed jaxpr `(key, *inputs) -> outputs`."""
+        with self._lock:
+            if callable(self._jaxpr):
+                self._jaxpr = self._jaxpr()
+            return self._jaxpr
+
     @functools.cached_property
     def derivative(self) -> Derivative:
-        """Forward and backward; made once, when a call that records gradients needs it."""
+        """Forward and backward; made once, when a call that records gradients needs it.
+
+        Raises:
+            PureBackendError: The forward that runs, from the disk, is another one.
+        """
         outputs = [i for i, carries in enumerate(self.differentiable) if carries]
         with counters.stage("differentiate"):
-            return differentiate(self.jaxpr, self.inputs, outputs, self.remat, self.written)
+            derivative = differentiate(self.jaxpr, self.inputs, outputs, self.remat, self.written)
+        stored = self.executables.forward
+        if stored is not None and (stored.residuals, stored.order) != (derivative.residuals, derivative.order):
+            raise PureBackendError(_OTHER_FORWARD)
+        return derivative
+
+    @property
+    def residuals(self) -> tuple[Residual, ...]:
+        """Where the backward finds its residuals, in order."""
+        stored = self.executables.forward
+        return self.derivative.residuals if stored is None else stored.residuals
 
     @functools.cached_property
     def forward(self) -> Call:
         """The executable `(key, *inputs) -> (*outputs, *fresh residuals)`, without residuals if nothing is differentiated."""
         with self._lock:
-            return self._executable(self.forward_jaxpr)
+            stored = self.executables.forward
+            return self._new_forward() if stored is None else stored.call
 
     @property
     def forward_jaxpr(self) -> Any:
@@ -93,7 +112,10 @@ class Program:
         """
         with self._lock:
             if present not in self._backwards:
-                self._backwards[present] = self._executable(self.backward_jaxpr(present))
+                role = "backward " + "".join("01"[here] for here in present)
+                stored = self.executables.load(role)
+                call = self.executables.make(role, self.backward_jaxpr(present), {}) if stored is None else stored[0]
+                self._backwards[present] = call
             return self._backwards[present]
 
     def gradient(self, present: tuple[bool, ...]) -> Program:
@@ -103,10 +125,9 @@ class Program:
                 self._gradients[present] = self._gradient_program(present)
             return self._gradients[present]
 
-    def _executable(self, jaxpr: Any) -> Call:
-        with self.runtime.placement():
-            lowered = lower(jaxpr, self.runtime.platform)
-            return Call(self.runtime.compile(lowered), lowered.kept)
+    def _new_forward(self) -> Call:
+        residuals, order = (self.derivative.residuals, self.derivative.order) if self.inputs else ((), "")
+        return self.executables.make("forward", self.forward_jaxpr, forward_metadata(self.uses_key, residuals, order))
 
     def _cotangent_avals(self) -> list[jax.ShapeDtypeStruct]:
         pairs = zip(self.jaxpr.jaxpr.outvars, self.differentiable, strict=True)
@@ -148,6 +169,13 @@ class Program:
         inputs = self.inputs + tuple(range(len(primals), len(primals) + len(given)))
         reach = [depends(jaxpr, i, inputs) for i in range(len(self.inputs))]
         return Program(jaxpr, inputs, tuple(map(bool, reach)), tuple(reach), self.uses_key, self.runtime, self.remat)
+
+
+_OTHER_FORWARD = (
+    "the forward of this program came from the disk cache, and tracing its graph again gives another one, so no backward fits "
+    "its residuals. The same versions should trace the same program: please report it. `python -m pure_backend cache --clear` "
+    "removes the entry"
+)
 
 
 def depends(jaxpr: Any, output: int, inputs: Sequence[int]) -> frozenset[int]:

@@ -10,6 +10,8 @@ of JAX's (pytorch issue 41857), so complex cotangents are conjugated on the way 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -45,10 +47,25 @@ class Derivative:
     backward: Callable[..., Any]
     avals: tuple[jax.ShapeDtypeStruct, ...]
 
+    @functools.cached_property
+    def order(self) -> str:
+        """A hash of the forward's equations and of what they read: equal ones return their residuals in the same order."""
+        number: dict[Any, int] = {}
+        inner = self.forward.jaxpr
+        for v in (*inner.constvars, *inner.invars, *(v for eqn in inner.eqns for v in eqn.outvars)):
+            number[v] = len(number)
+        lines = [f"{eqn.primitive} {_numbers(eqn.invars, number)} {[v.aval for v in eqn.outvars]}" for eqn in inner.eqns]
+        text = "\n".join([*lines, _numbers(inner.outvars, number)])
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
     @property
     def fresh(self) -> int:
         """How many residuals the forward returns."""
         return sum(residual.fresh is not None for residual in self.residuals)
+
+
+def _numbers(atoms: Sequence[Any], number: dict[Any, int]) -> str:
+    return ", ".join("literal" if isinstance(atom, core.Literal) else str(number[atom]) for atom in atoms)
 
 
 def differentiate(

@@ -34,7 +34,10 @@ from pure_backend.jax_bridge.rng import KeyStream
 
 Lowering = Callable[..., Any]
 
+Content = Callable[..., str]
+
 _LOWERINGS: dict[str, Lowering] = {}
+_CONTENTS: dict[str, Content] = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,8 +83,13 @@ def unsupported(site: Site, reason: str) -> UnsupportedOperatorError:
     return UnsupportedOperatorError(f"{reason}\n{describe_node(site.node)}")
 
 
-def lowers(*names: str) -> Callable[[Lowering], Lowering]:
+def lowers(*names: str, content: Content | None = None) -> Callable[[Lowering], Lowering]:
     """Register a lowering for operators.
+
+    Args:
+        names: Of the operators.
+        content: For an operator that its author may change, what it computes as text: `content(platform, *args, **kwargs)`,
+            with fake tensors among the arguments of a call. Programs with an operator that has none are not stored on disk.
 
     Raises:
         ValueError: One of them has a lowering already.
@@ -89,6 +97,8 @@ def lowers(*names: str) -> Callable[[Lowering], Lowering]:
 
     def register(fn: Lowering) -> Lowering:
         for name in names:
+            if content is not None:
+                _CONTENTS[name] = content
             if name in _LOWERINGS:
                 raise ValueError(f"operator {name!r} has a lowering already: {_LOWERINGS[name].__qualname__}")
             _LOWERINGS[name] = _called_as_torch_calls(name, fn)
@@ -151,6 +161,11 @@ def find(target: Any) -> Lowering | None:
         if (found := _LOWERINGS.get(name)) is not None:
             return found
     return None
+
+
+def content_of(target: Any) -> Content | None:
+    """What tells an operator's content, or None."""
+    return next((_CONTENTS[name] for name in names_of(target) if name in _CONTENTS), None)
 
 
 def has_lowering(target: Any) -> bool:

@@ -2,10 +2,14 @@
 
 A runtime turns tensors into what its executables take (`enter`), calls (`compile(...)(handles)`), and turns results into
 tensors (`leave`). `JaxRuntime` runs on plain tensors, `XlaRuntime` inlines into torch_xla's lazy graph.
+
+What was compiled can be serialized and, in another process, loaded: `load(compile(lowered).serialize(), ...)` computes what
+`compile(lowered).run` does.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -14,11 +18,33 @@ import torch
 
 from pure_backend.errors import DeviceError
 
+Run = Callable[[Sequence[Any]], Sequence[Any]]
+"""A compiled program as a function of handles."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Executable:
+    """A compiled program.
+
+    Attributes:
+        run: Calls it.
+        serialize: Its bytes, for `Runtime.load` where `Runtime.fingerprint` is the same; None if it refers to this process.
+    """
+
+    run: Run
+    serialize: Callable[[], bytes | None]
+
 
 class Runtime(Protocol):
-    """What a program needs of a runtime."""
+    """What a program needs of a runtime.
+
+    Attributes:
+        platform: What programs are lowered for: "cpu", "cuda" or "tpu".
+        fingerprint: What serialized executables depend on besides versions.
+    """
 
     platform: str
+    fingerprint: str
 
     def clear(self) -> None:
         """Forget what is kept of tensors."""
@@ -31,8 +57,16 @@ class Runtime(Protocol):
         """The scope in which programs for this runtime are lowered."""
         ...
 
-    def compile(self, lowered: Any) -> Callable[[Sequence[Any]], Sequence[Any]]:
-        """The lowered program as a function of handles."""
+    def compile(self, lowered: Any) -> Executable:
+        """The lowered program, compiled."""
+        ...
+
+    def load(self, serialized: bytes, outputs: Sequence[Any]) -> Run:
+        """A compiled program from its bytes and the abstract values of its outputs.
+
+        Raises:
+            RuntimeError: They cannot be loaded here.
+        """
         ...
 
     def leave(self, handle: Any) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -14,6 +14,8 @@ from pure_backend.jax_bridge.arrays import ArrayViews, to_tensor
 from pure_backend.jax_bridge.lower import Lowered
 from pure_backend.jax_bridge.platform import compile_options
 from pure_backend.jax_bridge.rng import NO_KEY
+from pure_backend.jax_bridge.runtimes import Executable, Run
+from pure_backend.jax_bridge.serialize import deserialize, function_of, machine, serialize
 
 
 class JaxRuntime:
@@ -22,6 +24,7 @@ class JaxRuntime:
     def __init__(self, device_type: str) -> None:
         self.platform = device_type
         self.device = jax.devices(device_type)[0]
+        self.fingerprint = machine(self.device)
         self.views = ArrayViews()
         self.clear()
 
@@ -42,20 +45,30 @@ class JaxRuntime:
         """Programs lowered inside belong to this device, whatever JAX's default device is."""
         return jax.default_device(self.device)
 
-    def compile(self, lowered: Lowered) -> Callable[[Sequence[jax.Array]], Sequence[jax.Array]]:
-        """Compile with XLA. A call returns when its results are there: torch may write to an argument right afterwards."""
+    def compile(self, lowered: Lowered) -> Executable:
+        """Compile with XLA."""
         with counters.stage("compile"):
-            executable = _compat.in_bare_thread(lambda: lowered.stage.compile(compile_options(self.platform)))
+            compiled = _compat.in_bare_thread(lambda: lowered.stage.compile(compile_options(self.platform)))
+        run = _waiting(function_of(compiled, self.device, lowered.outputs))
+        return Executable(run, lambda: serialize(lowered.stage, compiled))
 
-        def call(arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
-            with _compat.x64():
-                results = executable(*arrays)
-            if results:
-                results[0].block_until_ready()  # the results of one executable are ready together
-            return results
-
-        return call
+    def load(self, serialized: bytes, outputs: Sequence[jax.ShapeDtypeStruct]) -> Run:
+        """The function of an executable that another process compiled."""
+        return _waiting(_compat.in_bare_thread(lambda: deserialize(serialized, self.device, outputs)))
 
     def leave(self, handle: jax.Array) -> torch.Tensor:
         """A tensor over the array's memory."""
         return to_tensor(handle)
+
+
+def _waiting(execute: Run) -> Run:
+    """A call that returns when its results are there: torch may write to an argument right afterwards."""
+
+    def call(arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        with _compat.x64():
+            results = execute(arrays)
+        if results:
+            results[0].block_until_ready()  # the results of one executable are ready together
+        return results
+
+    return call

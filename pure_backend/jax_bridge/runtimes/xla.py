@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,8 @@ import torch
 from pure_backend import _compat
 from pure_backend.errors import DeviceError
 from pure_backend.jax_bridge.lower import Lowered
+from pure_backend.jax_bridge.runtimes import Executable, Run
+from pure_backend.jax_bridge.serialize import names_its_calls
 
 _PLATFORMS = {"CPU": "cpu", "TPU": "tpu", "CUDA": "cuda", "GPU": "cuda"}
 
@@ -28,6 +30,7 @@ class XlaRuntime:
         self._bindings = module._XLAC
         self._builder = builder
         self.platform = _PLATFORMS.get(torch_xla.runtime.device_type() or "CPU", "cpu")
+        self.fingerprint = f"xla {self.platform}"
 
     def enter(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The tensors themselves."""
@@ -40,11 +43,14 @@ class XlaRuntime:
         """torch_xla places the computation, not JAX."""
         return contextlib.nullcontext()
 
-    def compile(self, lowered: Lowered) -> Callable[[Sequence[Any]], Sequence[Any]]:
-        """The program as an XlaComputation."""
-        hlo = lowered.stage.compiler_ir("hlo")
-        proto = hlo.as_serialized_hlo_module_proto()
-        computation = self._builder.computation_from_module_proto("pure_backend", proto)
+    def compile(self, lowered: Lowered) -> Executable:
+        """The program as an XlaComputation; torch_xla compiles it with the graph that it is inlined into."""
+        proto = lowered.stage.compiler_ir("hlo").as_serialized_hlo_module_proto()
+        return Executable(self.load(proto, lowered.outputs), lambda: proto if names_its_calls(lowered.stage) else None)
+
+    def load(self, serialized: bytes, outputs: Sequence[Any]) -> Run:
+        """The function of a serialized HLO module."""
+        computation = self._builder.computation_from_module_proto("pure_backend", serialized)
         call = self._bindings._xla_user_computation
 
         def run(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
