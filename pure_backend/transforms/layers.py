@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
 from pure_backend.ir.describe import describe_tensor
@@ -17,7 +18,6 @@ from pure_backend.transforms.loops import scan
 _LIMIT = 16
 
 
-@torch.compiler.disable  # the loop within is compiled all the same
 def scan_layers(layers: Sequence[nn.Module], x: Any, *extra: Any, checkpoint: bool = False) -> Any:
     """`for layer in layers: x = layer(x, *extra)` as one loop over stacked parameters.
 
@@ -29,13 +29,16 @@ def scan_layers(layers: Sequence[nn.Module], x: Any, *extra: Any, checkpoint: bo
 
     Returns:
         What the last layer returns. Buffers that the layers write (running statistics) are written back to each.
-        Inside `torch.compile` the call is a graph break: the loop is a program of its own.
+        Inside `torch.compile` the layers are called one after the other, as part of the graph: the backend finds that they are
+        equal, traces one, and makes a loop of them with `options={"repeats": "scan"}`. There they may differ.
 
     Raises:
         ValueError: There are no layers, or two of them differ in more than the values of parameters and buffers; the message
             has the first difference.
     """
     layers = list(layers)
+    if torch.compiler.is_compiling():
+        return _one_by_one(layers, x, extra, checkpoint)
     _check_equal(layers)
     args = x if isinstance(x, tuple) else (x,)
     parameters = [name for name, _ in layers[0].named_parameters()]
@@ -49,6 +52,13 @@ def scan_layers(layers: Sequence[nn.Module], x: Any, *extra: Any, checkpoint: bo
         for position, values in enumerate(written, len(parameters)):
             for own, value in zip(state, values.unbind(), strict=True):
                 own[position].copy_(value)
+    return x
+
+
+def _one_by_one(layers: list[nn.Module], x: Any, extra: tuple, checkpoint: bool) -> Any:
+    for layer in layers:
+        args = (*x, *extra) if isinstance(x, tuple) else (x, *extra)
+        x = torch.utils.checkpoint.checkpoint(layer, *args, use_reentrant=False) if checkpoint else layer(*args)
     return x
 
 

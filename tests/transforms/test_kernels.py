@@ -94,7 +94,7 @@ def test_in_a_while_loop(device):
 
 def test_scan_layers_inside_a_compiled_function(device):
     layers = nn.ModuleList(Layer(affine) for _ in range(3)).to(device)
-    f = torch.compile(lambda x: scan_layers(layers, x * 2).sum() * 3, backend="assume_pure")
+    f = torch.compile(lambda x: scan_layers(layers, x * 2).sum() * 3, backend="assume_pure", fullgraph=True)
     torch.testing.assert_close(
         f(torch.ones(8, 128, device=device)), scan_layers(layers, torch.full((8, 128), 2.0, device=device)).sum() * 3
     )

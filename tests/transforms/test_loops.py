@@ -237,6 +237,28 @@ def test_layers_as_a_loop(checkpoint, device):
     both(layers, numbers(5, 4, device=device, grad=True), torch.ones(5, 4, device=device), checkpoint=checkpoint)
 
 
+@pytest.mark.parametrize("checkpoint", [False, True])
+@pytest.mark.parametrize("repeats", ["auto", "scan"])
+def test_layers_inside_a_compiled_function(repeats, checkpoint, device):
+    """One graph, equal to the loop outside of it, with gradients and running statistics."""
+    layers = nn.ModuleList(Layer() for _ in range(4)).to(device)
+    twins, mask = copy.deepcopy(layers), torch.ones(5, 4, device=device)
+
+    @torch.compile(backend="assume_pure", fullgraph=True, options={"repeats": repeats})
+    def inside(x):
+        return scan_layers(layers, x * 2, mask, checkpoint=checkpoint) + 1
+
+    x, y = (numbers(5, 4, device=device, grad=True) for _ in range(2))
+    got, want = inside(x), scan_layers(twins, y * 2, mask, checkpoint=checkpoint) + 1
+    for loss in (got, want):
+        loss.square().sum().backward()
+    tensors = [(got, want), (x.grad, y.grad)]
+    tensors += [(a.grad, b.grad) for a, b in zip(layers.parameters(), twins.parameters(), strict=True)]
+    tensors += zip(layers.buffers(), twins.buffers(), strict=True)
+    for a, b in tensors:
+        torch.testing.assert_close(a.cpu(), b.cpu(), rtol=1e-3, atol=1e-4)
+
+
 def test_depth_costs_no_tracing(device):
     lowered = []
     for depth in (2, 6):
