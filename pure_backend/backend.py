@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
 from pure_backend import counters
@@ -30,6 +31,8 @@ from pure_backend.jax_bridge.lowerings.registry import has_lowering
 from pure_backend.options import Options
 from pure_backend.specialize import Plan, Specializations, plan_call
 from pure_backend.staged import Staged
+
+Reach = Callable[[torch.Tensor], frozenset[int]]
 
 
 def assume_pure(
@@ -73,20 +76,32 @@ def verified(plan: Plan, gm: fx.GraphModule, functional: Functional, verify: Any
     return Verified(plan, gm, functional, None if verify is True else verify)
 
 
+def functional_graph(gm: fx.GraphModule, args: Sequence[Any]) -> tuple[Functional, Reach, str]:
+    """A normalized graph as a function of values, for the arguments of one call.
+
+    Returns:
+        The function, which inputs a result's gradient reaches, and the type of the device that the arguments lie on.
+
+    Raises:
+        ImpureGraphError: With every node that cannot be in a program.
+    """
+    device = check_inputs(gm, args)
+    fake_mode, fakes = fake_inputs(gm, args)
+    with counters.stage("propagate"):
+        reach = gradient_reach(fakes)
+        impurities = propagate(gm, fakes, fake_mode, has_lowering)
+    if impurities:
+        raise ImpureGraphError(impurities)
+    with counters.stage("mutation"):
+        return functionalize(gm), reach, device
+
+
 def compiled_graph(normalized: Normalized, options: Options) -> Specializations:
     """A graph, or a pure partition of one, that is compiled when it is called."""
     gm = normalized.gm
 
     def specialize(args: Sequence[Any]) -> Plan:
-        device = check_inputs(gm, args)
-        fake_mode, fakes = fake_inputs(gm, args)
-        with counters.stage("propagate"):
-            reach = gradient_reach(fakes)
-            impurities = propagate(gm, fakes, fake_mode, has_lowering)
-        if impurities:
-            raise ImpureGraphError(impurities)
-        with counters.stage("mutation"):
-            functional = functionalize(gm)
+        functional, reach, device = functional_graph(gm, args)
         plan = plan_call(functional, reach, device, options)
         return plan if options.verify is False else verified(plan, gm, functional, options.verify)
 

@@ -6,6 +6,7 @@ Law: `to_array(t)` shares memory with `t` when `t` is contiguous and 64-byte ali
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from typing import NamedTuple
@@ -60,19 +61,27 @@ class ArrayViews:
             return entry.array
         return self._make(tensor)
 
+    def forget(self, tensor: torch.Tensor) -> None:
+        """Let go of the view of a tensor."""
+        self._entries.pop(id(tensor), None)
+
+    def keep(self, tensor: torch.Tensor, array: jax.Array) -> None:
+        """Make an array that shows a tensor's memory its view."""
+        key, entries = id(tensor), self._entries
+
+        def forget(ref: weakref.ref) -> None:
+            entry = entries.get(key)
+            if entry is not None and entry.ref is ref:
+                entries.pop(key, None)
+
+        ref = weakref.ref(tensor, forget)
+        with self._lock:
+            entries[key] = _Entry(ref, tensor.data_ptr(), tensor.shape, tensor.stride(), array)
+
     def _make(self, tensor: torch.Tensor) -> jax.Array:
         array, shared = _to_array(tensor)
         if shared:
-            key, entries = id(tensor), self._entries
-
-            def forget(ref: weakref.ref) -> None:
-                entry = entries.get(key)
-                if entry is not None and entry.ref is ref:
-                    entries.pop(key, None)
-
-            ref = weakref.ref(tensor, forget)
-            with self._lock:
-                entries[key] = _Entry(ref, tensor.data_ptr(), tensor.shape, tensor.stride(), array)
+            self.keep(tensor, array)
         return array
 
 
@@ -114,3 +123,19 @@ def to_tensor(array: jax.Array) -> torch.Tensor:
     except BufferError:  # jaxlib 0.8 has no float8 in DLPack
         bits = jax.lax.bitcast_convert_type(array, jax.numpy.uint8)
         return torch.from_dlpack(bits).view(to_torch_dtype(array.dtype))
+
+
+def owns_memory(tensor: torch.Tensor) -> bool:
+    """Whether nothing but this one tensor object refers to its memory: no view, no array, no saved tensor."""
+    return _uses(tensor) == _uses_of_a_fresh_tensor() and tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
+def _uses(tensor: torch.Tensor) -> tuple[int, int]:
+    """How often a tensor's memory and the tensor itself are referred to, from C++ and by storage objects."""
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata), tensor._use_count()
+
+
+@functools.cache
+def _uses_of_a_fresh_tensor() -> tuple[int, int]:
+    """What torch itself has, which versions differ in."""
+    return _uses(torch.empty(1))

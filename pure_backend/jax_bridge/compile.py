@@ -50,7 +50,7 @@ def compile_graph(
     def make() -> Program:
         with counters.stage("trace"), _compat.x64():
             counters.count("traces")
-            jaxpr, uses_key = trace(_tensors_only(gm), [to_aval(t) for t in tensors])
+            jaxpr, uses_key = trace(tensors_only(gm), [to_aval(t) for t in tensors])
         shifted = tuple(frozenset(i + 1 for i in inputs) for inputs in reach)
         carries = tuple(differentiable) if inputs else (False,) * len(differentiable)
         return Program(
@@ -67,7 +67,7 @@ def compile_graph(
     return programs.get(key, make)
 
 
-def _tensors_only(gm: fx.GraphModule) -> fx.GraphModule:
+def tensors_only(gm: fx.GraphModule) -> fx.GraphModule:
     """Erase the placeholders that are no tensors: their values are constants in the nodes already."""
     for node in gm.graph.find_nodes(op="placeholder"):
         if not isinstance(facts(node).value, torch.Tensor):

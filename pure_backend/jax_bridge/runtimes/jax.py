@@ -10,7 +10,7 @@ import jax
 import torch
 
 from pure_backend import _compat, counters
-from pure_backend.jax_bridge.arrays import ArrayViews, to_tensor
+from pure_backend.jax_bridge.arrays import ArrayViews, owns_memory, to_tensor
 from pure_backend.jax_bridge.lower import Lowered
 from pure_backend.jax_bridge.rng import NO_KEY
 
@@ -58,3 +58,24 @@ class JaxRuntime:
     def leave(self, handle: jax.Array) -> torch.Tensor:
         """A tensor over the array's memory."""
         return to_tensor(handle)
+
+    def assign(self, tensors: Sequence[torch.Tensor], handles: Sequence[jax.Array], move: bool) -> int:
+        """Point tensors at the arrays' memory where nobody else shows theirs, copy the others.
+
+        The arrays stay their tensors' views, so the next call makes none.
+        """
+        copied, values = [], []
+        for tensor, array in zip(tensors, handles, strict=True):
+            value = to_tensor(array)
+            if move:
+                self.views.forget(tensor)  # it shows the memory too
+            if move and owns_memory(tensor) and tensor.stride() == value.stride():
+                tensor.data = value
+                self.views.keep(tensor, array)
+            else:
+                copied.append(tensor)
+                values.append(value)
+        if copied:
+            with torch.no_grad():
+                torch._foreach_copy_(copied, values)
+        return sum(tensor.nbytes for tensor in copied)
