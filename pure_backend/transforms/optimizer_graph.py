@@ -28,6 +28,7 @@ from pure_backend.jax_bridge.lowerings.registry import has_lowering
 from pure_backend.transforms.capture import Captured
 from pure_backend.transforms.hyperparameters import Place, read_settings
 
+_FLOATS_STAY = {"specialize_float": False, "capture_scalar_outputs": True}  # torch_xla sets the first one
 _SOURCE = "L['args'][0]"  # what Dynamo calls the optimizer in `Captured`
 
 
@@ -84,6 +85,7 @@ def capture_optimizer(
         torch._dynamo.exc.Unsupported: Dynamo cannot capture it.
     """
     stand_in, parameters = _stand_in(optimizer, trained)
+    norm = None if max_norm is None else torch.tensor(max_norm, dtype=torch.float64)
     seen: dict[str, Any] = {}
 
     def backend(gm: fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
@@ -98,18 +100,18 @@ def capture_optimizer(
 
     step = inspect.unwrap(type(optimizer).step)  # without profiling hooks and the switch of the grad mode, which break graphs
     captured = Captured(backend=backend, dynamic=True)
-    with torch.no_grad(), _compat.no_autocast(), torch._dynamo.config.patch(capture_scalar_outputs=True):
-        captured(_clip_and_step, stand_in, step, parameters, max_norm)
+    with torch.no_grad(), _compat.no_autocast(), torch._dynamo.config.patch(_FLOATS_STAY):
+        captured(_clip_and_step, stand_in, step, parameters, norm)
     return _graph(seen, stand_in, parameters, trained, optimizer)
 
 
-def _clip_and_step(optimizer: Optimizer, step: Callable[[Optimizer], Any], parameters: list, max_norm: float | None) -> None:
+def _clip_and_step(optimizer: Optimizer, step: Callable[[Optimizer], Any], parameters: list, max_norm: Any) -> None:
     if max_norm is not None:
         _clip([parameter.grad for parameter in parameters], max_norm)
     step(optimizer)
 
 
-def _clip(grads: list[torch.Tensor], max_norm: float) -> None:
+def _clip(grads: list[torch.Tensor], max_norm: torch.Tensor) -> None:
     """`torch.nn.utils.clip_grad_norm_`, whose grouping by device Dynamo does not trace on torch 2.9."""
     total = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(grad) for grad in grads]))
     coefficient = torch.clamp(max_norm / (total + 1e-6), max=1.0)
@@ -150,6 +152,7 @@ class _Inputs:
     """Finds out what each input of a captured graph is."""
 
     def __init__(self, stand_in: Optimizer, parameters: Sequence[torch.nn.Parameter]) -> None:
+        self.device = parameters[0].device
         self.known: dict[int, tuple[str, Any]] = {}
         for i, parameter in enumerate(parameters):
             self.known[id(parameter)] = ("parameter", i)
@@ -164,9 +167,10 @@ class _Inputs:
 
     def kind(self, placeholder: fx.Node, tensor: torch.Tensor) -> tuple[str, int]:
         """What an input is, see `Wiring.update_inputs`."""
-        kind, slot = self.known.get(id(tensor), ("state", tensor))
         if placeholder.target in self.sources:
             kind, slot = "hyperparameter", self.sources[str(placeholder.target)]
+        else:
+            kind, slot = self.known.get(id(tensor)) or ("state", tensor.to(self.device))
         if kind not in self.slots:
             return kind, slot
         self.slots[kind].append(slot)
@@ -197,7 +201,7 @@ def _graph(
         made=tuple(made),
         numbers=tuple(inputs.slots["hyperparameter"]),
         exact=exact,
-        accepts=_guard(seen["guards"], placeholders, inputs.sources),
+        accepts=_guard(seen["guards"], placeholders, inputs.sources, read_settings(stand_in).numbers),
     )
     initial = {
         Entry(i, name): value
@@ -257,12 +261,18 @@ def _results(
 
 
 def _guard(
-    guards: _compat.SymbolicGuards, placeholders: Sequence[fx.Node], sources: Mapping[str, Place]
+    guards: _compat.SymbolicGuards, placeholders: Sequence[fx.Node], sources: Mapping[str, Place], numbers: Mapping[Place, float]
 ) -> Callable[[Mapping[Place, float]], bool]:
-    """Whether numbers decide in the step what those that it was captured with decided (`if weight_decay != 0`)."""
+    """Whether numbers decide in the step what those that it was captured with decided (`if weight_decay != 0`).
+
+    Those that are no inputs of the graph must be what they were: the step does not read them, or has them as constants.
+    """
     known = {str(p.target): sources[str(p.target)] for p in placeholders if p.target in sources}
+    constant = {place: number for place, number in numbers.items() if place not in known.values()}
 
     def accepts(numbers: Mapping[Place, float]) -> bool:
+        if any(numbers.get(place) != number for place, number in constant.items()):
+            return False
         return guards({name: numbers[place] for name, place in known.items()})
 
     return accepts

@@ -78,12 +78,11 @@ class Updates:
             value = self.value(slot, kept, initial)
             if value is None:
                 return None
-            if type(slot) is Entry:
-                device = trained[slot.parameter].device
-                if value.device != device:  # a counter that eager keeps on the CPU: reading it there would sync every step
-                    value = value.to(device)
-                if value is not kept[slot.parameter].get(slot.name):
-                    new[slot] = value
+            device = trained[slot.parameter if type(slot) is Entry else 0].device
+            if value.device != device:  # a counter that eager keeps on the CPU: reading it there would sync every step
+                value = value.to(device)
+            if type(slot) is Entry and value is not kept[slot.parameter].get(slot.name):
+                new[slot] = value
             states.append(value)
         return Update(graph, states, [settings.numbers[place] for place in graph.numbers], {**initial, **new})
 
