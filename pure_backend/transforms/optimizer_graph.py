@@ -85,6 +85,7 @@ def capture_optimizer(
         torch._dynamo.exc.Unsupported: Dynamo cannot capture it.
     """
     stand_in, parameters = _stand_in(optimizer, trained)
+    borrowed = [*parameters, *(p.grad for p in parameters), *_tensors_of(stand_in)]
     norm = None if max_norm is None else torch.tensor(max_norm, dtype=torch.float64)
     seen: dict[str, Any] = {}
 
@@ -102,7 +103,16 @@ def capture_optimizer(
     captured = Captured(backend=backend, dynamic=True)
     with torch.no_grad(), _compat.no_autocast(), torch._dynamo.config.patch(_FLOATS_STAY):
         captured(_clip_and_step, stand_in, step, parameters, norm)
-    return _graph(seen, stand_in, parameters, trained, optimizer)
+    graph, initial = _graph(seen, stand_in, parameters, trained, optimizer)
+    kept = {id(value) for value in initial.values()}
+    for tensor in borrowed:  # Dynamo's caches hold them until they are collected, and memory that is shared is not moved
+        if id(tensor) not in kept:
+            tensor.data = tensor.new_empty(0)
+    return graph, initial
+
+
+def _tensors_of(optimizer: Optimizer) -> list[torch.Tensor]:
+    return [value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
 
 
 def _clip_and_step(optimizer: Optimizer, step: Callable[[Optimizer], Any], parameters: list, max_norm: Any) -> None:
