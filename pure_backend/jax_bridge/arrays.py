@@ -61,9 +61,26 @@ class ArrayViews:
             return entry.array
         return self._make(tensor)
 
-    def forget(self, tensor: torch.Tensor) -> None:
-        """Let go of the view of a tensor."""
-        self._entries.pop(id(tensor), None)
+    def move(self, tensor: torch.Tensor, array: jax.Array) -> bool:
+        """Point a tensor at an array's memory, and make the array its view.
+
+        Returns:
+            Whether that was possible: not if anything else refers to the tensor's memory, or the layouts differ.
+        """
+        entry = self._entries.pop(id(tensor), None)
+        ref = entry.ref if entry is not None and entry.ref() is tensor else None
+        del entry  # the old view shows the memory too
+        if not owns_memory(tensor):
+            return False
+        value = to_tensor(array)
+        if tensor.stride() != value.stride():
+            return False
+        tensor.data = value
+        if ref is None:
+            self.keep(tensor, array)
+        else:
+            self._entries[id(tensor)] = _Entry(ref, value.data_ptr(), tensor.shape, tensor.stride(), array)
+        return True
 
     def keep(self, tensor: torch.Tensor, array: jax.Array) -> None:
         """Make an array that shows a tensor's memory its view."""
@@ -127,15 +144,16 @@ def to_tensor(array: jax.Array) -> torch.Tensor:
 
 def owns_memory(tensor: torch.Tensor) -> bool:
     """Whether nothing but this one tensor object refers to its memory: no view, no array, no saved tensor."""
-    return _uses(tensor) == _uses_of_a_fresh_tensor() and tensor.untyped_storage().nbytes() == tensor.nbytes
+    return _uses(tensor) == _uses_of_a_fresh_tensor() + (tensor.nbytes,)
 
 
-def _uses(tensor: torch.Tensor) -> tuple[int, int]:
-    """How often a tensor's memory and the tensor itself are referred to, from C++ and by storage objects."""
-    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata), tensor._use_count()
+def _uses(tensor: torch.Tensor) -> tuple[int, ...]:
+    """How often a tensor's memory and the tensor itself are referred to, from C++ and by storage objects; its bytes."""
+    storage = tensor.untyped_storage()
+    return torch._C._storage_Use_Count(storage._cdata), tensor._use_count(), storage.nbytes()
 
 
 @functools.cache
-def _uses_of_a_fresh_tensor() -> tuple[int, int]:
+def _uses_of_a_fresh_tensor() -> tuple[int, ...]:
     """What torch itself has, which versions differ in."""
-    return _uses(torch.empty(1))
+    return _uses(torch.empty(1))[:2]

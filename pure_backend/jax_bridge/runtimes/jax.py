@@ -10,7 +10,7 @@ import jax
 import torch
 
 from pure_backend import _compat, counters
-from pure_backend.jax_bridge.arrays import ArrayViews, owns_memory, to_tensor
+from pure_backend.jax_bridge.arrays import ArrayViews, to_tensor
 from pure_backend.jax_bridge.lower import Lowered
 from pure_backend.jax_bridge.rng import NO_KEY
 
@@ -64,18 +64,9 @@ class JaxRuntime:
 
         The arrays stay their tensors' views, so the next call makes none.
         """
-        copied, values = [], []
-        for tensor, array in zip(tensors, handles, strict=True):
-            value = to_tensor(array)
-            if move:
-                self.views.forget(tensor)  # it shows the memory too
-            if move and owns_memory(tensor) and tensor.stride() == value.stride():
-                tensor.data = value
-                self.views.keep(tensor, array)
-            else:
-                copied.append(tensor)
-                values.append(value)
+        pairs = list(zip(tensors, handles, strict=True))
+        copied = [(tensor, array) for tensor, array in pairs if not (move and self.views.move(tensor, array))]
         if copied:
             with torch.no_grad():
-                torch._foreach_copy_(copied, values)
-        return sum(tensor.nbytes for tensor in copied)
+                torch._foreach_copy_([tensor for tensor, _ in copied], [to_tensor(array) for _, array in copied])
+        return sum(tensor.nbytes for tensor, _ in copied)
