@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
 
 from pure_backend import _compat
-from pure_backend.errors import ImpureGraphError
+from pure_backend.errors import ImpureGraphError, UnsupportedOperatorError
 from pure_backend.fx_passes.functional import Functional, Value
 from pure_backend.fx_passes.mutation import functionalize
 from pure_backend.fx_passes.normalize import Normalized, normalize
@@ -143,13 +143,17 @@ def _stand_in(optimizer: Optimizer, trained: Sequence[torch.Tensor]) -> tuple[Op
     for group in optimizer.param_groups:
         own = [position[id(p)] for p in group["params"] if id(p) in position]
         plain = {name: False for name in ("foreach", "fused") if name in group}  # other kernels for the same step
+        if "capturable" in group and parameters[0].device.type != "cpu":
+            plain["capturable"] = True  # makes counters where the parameters lie; Dynamo takes it to be so anyway
         stand_in.param_groups.append({**group, **plain, "params": [parameters[i] for i in own]})
         for i in own:
             state = dict(optimizer.state.get(trained[i], {}))
             if _starts_at_gradient(optimizer, group) and state.get("momentum_buffer") is None:
                 state["momentum_buffer"] = torch.zeros_like(parameters[i].detach())
             if state:
-                stand_in.state[parameters[i]] = {k: v.detach() if torch.is_tensor(v) else v for k, v in state.items()}
+                stand_in.state[parameters[i]] = {
+                    k: v.detach().to(parameters[i].device) if torch.is_tensor(v) else v for k, v in state.items()
+                }
     return stand_in, parameters
 
 
@@ -206,7 +210,7 @@ def _graph(
     graph = OptimizerGraph(
         functional=functional,
         inputs=tuple(kind for kind in kinds if kind is not None),
-        results=_results(functional, kinds, seen["results"], made),
+        results=_results(functional, kinds, states, seen["results"], made),
         states=states,
         made=tuple(made),
         numbers=tuple(inputs.slots["hyperparameter"]),
@@ -258,10 +262,12 @@ def _made(stand_in: Optimizer, parameters: Sequence[torch.nn.Parameter], results
 
 
 def _results(
-    functional: Functional, kinds: Sequence[Any], results: Sequence[Any], made: Mapping[Entry, int]
+    functional: Functional, kinds: Sequence[Any], states: Sequence[Slot], results: Sequence[Any], made: Mapping[Entry, int]
 ) -> tuple[tuple[str, int], ...]:
     """What each result of the functional graph is, see `Wiring.update_results`."""
     found = {write_back.index: kinds[write_back.input] for write_back in functional.write_backs}
+    if strange := [kind for kind in found.values() if kind[0] == "state" and isinstance(states[kind[1]], torch.Tensor)]:
+        raise UnsupportedOperatorError(f"TrainStep: the optimizer writes {len(strange)} tensors that are not in its state")
     for i, output in enumerate(made.values()):
         leaf = functional.outputs[output]
         if isinstance(leaf, Value):

@@ -34,17 +34,19 @@ class Rules:
     remat: Any
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Batch:
-    """The tensors of a call's batch.
+@dataclasses.dataclass(eq=False)
+class Call:
+    """A call of a training step.
 
     Attributes:
-        whole: As the user gave them.
-        micro: The part that the loss was captured with.
+        whole: The tensors of the batch as the user gave them.
+        micro: The part of them that the loss was captured with.
+        bytes_copied: How much of what the step computed was copied.
     """
 
     whole: Sequence[torch.Tensor]
     micro: Sequence[torch.Tensor]
+    bytes_copied: int = 0
 
 
 class StepPlan:
@@ -57,7 +59,7 @@ class StepPlan:
         args: The inputs of the graph.
         trainable: The parameters that count: those of the optimizer, and all of the model's if gradients are clipped.
         updates: The steps of the optimizer.
-        batch: The batch of the present call.
+        present: The present call.
         rules: The user's choices.
     """
 
@@ -69,25 +71,25 @@ class StepPlan:
         args: Sequence[Any],
         trainable: Sequence[torch.Tensor],
         updates: Updates,
-        batch: Callable[[], Batch],
+        present: Callable[[], Call],
         rules: Rules,
     ) -> None:
-        self.functional, self.device, self.updates, self.batch, self.rules = functional, device, updates, batch, rules
+        self.functional, self.device, self.updates, self.present, self.rules = functional, device, updates, present, rules
         self.write_backs = functional.write_backs
         placeholders = functional.gm.graph.find_nodes(op="placeholder", sort=True)
         self.positions = [i for i, p in enumerate(placeholders) if isinstance(facts(p).value, torch.Tensor)]
         self.loss = _loss(functional)
         results = functional.gm.graph.output_node().args[0]
-        wanted = {id(parameter) for parameter in trainable}
         reached = reach(facts(results[self.loss]).value)
-        self.trained = [i for i in self.positions if i in reached and id(args[i]) in wanted and is_differentiable(args[i].dtype)]
-        micro = batch().micro
+        place = {id(args[i]): i for i in self.positions if i in reached and is_differentiable(args[i].dtype)}
+        ranks = {i: rank for rank, i in enumerate(dict.fromkeys(map(id, trainable))) if i in place}
+        self.trained, self.which = [place[i] for i in ranks], tuple(ranks.values())
+        micro = present().micro
         self.split = {i: m for i in self.positions for m, tensor in enumerate(micro) if args[i] is tensor}
         _check(self, args)
         self.programs: dict[Any, tuple[Program, Wiring]] = {}
         self.latest: tuple[Any, Guard, tuple[Program, Wiring]] | None = None
         self.numbers: tuple[list[float], torch.Tensor] | None = None
-        self.bytes_copied = 0
 
     def __call__(self, args: Sequence[Any]) -> Any:
         """One step.
@@ -95,11 +97,11 @@ class StepPlan:
         Raises:
             FloatingPointError: Loss or gradients are not finite, and the user wants to know; nothing was updated.
         """
-        args, whole = list(args), self.batch().whole
+        args, whole = list(args), self.present().whole
         for i, leaf in self.split.items():
             args[i] = whole[leaf]
         trained = [args[i] for i in self.trained]
-        update = self.updates.find(trained)
+        update = self.updates.find(trained, self.which)
         program, wiring = self.program(update)
         tensors = self.tensors(args)
         inputs = [self.key(program), *tensors, self.vector(update.numbers), *update.states]
@@ -129,14 +131,14 @@ class StepPlan:
         new = [update.graph.made[i] for i in wiring.made]
         handles = handles[: len(targets)]
         try:
-            self.bytes_copied = program.runtime.assign(targets, handles, self.rules.donate)
+            self.present().bytes_copied = program.runtime.assign(targets, handles, self.rules.donate)
         except KeyboardInterrupt:
             program.runtime.assign(targets, handles, self.rules.donate)
             raise
         finally:
             entries = {**update.initial, **dict(zip(new, made, strict=True))}
-            for entry, tensor in entries.items():
-                self.updates.optimizer.state[trained[entry.parameter]][entry.name] = tensor
+            for entry in sorted(entries, key=lambda entry: entry.parameter):  # in eager's order
+                self.updates.optimizer.state[trained[entry.parameter]][entry.name] = entries[entry]
             for parameter in trained:
                 if parameter.grad is not None:
                     parameter.grad = None
@@ -162,7 +164,7 @@ class StepPlan:
         place = {position: i for i, position in enumerate(self.positions)}
         outputs = self.functional.outputs
         computed = {o.index if isinstance(o, Value) else o.of_output for o in outputs if isinstance(o, (Value, Alias))}
-        split = [place[i] for i, leaf in self.split.items() if self.batch().whole[leaf] is not self.batch().micro[leaf]]
+        split = [place[i] for i, leaf in self.split.items() if self.present().whole[leaf] is not self.present().micro[leaf]]
         return Wiring(
             loss=self.loss,
             returned=tuple(sorted(i for i in computed if i is not None)),

@@ -19,7 +19,7 @@ from pure_backend.fx_passes.normalize import normalize
 from pure_backend.options import Options
 from pure_backend.specialize import Specializations
 from pure_backend.transforms.capture import Captured
-from pure_backend.transforms.step_plan import Batch, Rules, StepPlan
+from pure_backend.transforms.step_plan import Call, Rules, StepPlan
 from pure_backend.transforms.updates import Updates
 
 
@@ -86,16 +86,15 @@ class TrainStep:
         if self.options.verify is not False:
             raise ValueError("TrainStep: option 'verify' is not for training steps")
         self._rules = Rules(grad_accumulation, donate, check_finite, self.options.remat)
-        self._max_norm = None if clip_grad_norm is None else float(clip_grad_norm)
         self._loss = _loss_of_batch(model, loss_fn, has_aux)
         self._captured = Captured(backend=self._compile, dynamic=False)
-        self._batch = Batch((), ())
-        self._plans: list[StepPlan] = []
+        self._updates = Updates(optimizer, None if clip_grad_norm is None else float(clip_grad_norm))
+        self._call = Call((), ())
 
     @property
     def bytes_copied(self) -> int:
         """How many bytes of parameters, buffers and states the latest step copied; 0 where all got their new memory."""
-        return self._plans[-1].bytes_copied if self._plans else 0
+        return self._call.bytes_copied
 
     @torch.compiler.disable
     def __call__(self, *batch: Any, **keywords: Any) -> Any:
@@ -117,7 +116,7 @@ class TrainStep:
         leaves, spec = pytree.tree_flatten((batch, keywords))
         micro = [_first(leaf, self._rules.micro_batches) for leaf in leaves]
         tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-        self._batch = Batch([leaves[i] for i in tensors], [micro[i] for i in tensors])
+        self._call = Call([leaves[i] for i in tensors], [micro[i] for i in tensors])
         own, own_keywords = pytree.tree_unflatten(micro, spec)
         try:
             with torch.enable_grad():
@@ -125,7 +124,7 @@ class TrainStep:
         except (Unsupported, UserError) as error:
             raise ImpureFunctionError(f"TrainStep: the loss cannot be one program: {error}") from error
         finally:
-            self._batch = Batch((), ())
+            self._call = Call((), (), self._call.bytes_copied)
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # what a scheduler looks for
         for hook in self.optimizer._optimizer_step_post_hooks.values():
             hook(self.optimizer, (), {})
@@ -134,12 +133,11 @@ class TrainStep:
     def _compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """The backend that runs the step where Dynamo wants the loss."""
         normalized = normalize(gm)
-        updates = Updates(self.optimizer, self._max_norm)
 
         def make(args: Sequence[Any]) -> Any:
             functional, reach, device = functional_graph(normalized.gm, args)
             trainable = list(self._trainable())
-            return StepPlan(functional, reach, device, args, trainable, updates, lambda: self._batch, self._rules)
+            return StepPlan(functional, reach, device, args, trainable, self._updates, lambda: self._call, self._rules)
 
         specializations = Specializations(normalized, make, _never_cut, self.options)
 
@@ -149,10 +147,10 @@ class TrainStep:
         return call
 
     def _trainable(self) -> Iterator[torch.Tensor]:
-        if self._max_norm is not None:
-            yield from self.model.parameters()
         for group in self.optimizer.param_groups:
             yield from group["params"]
+        if self._updates.max_norm is not None:
+            yield from self.model.parameters()
 
 
 def _never_cut(impurities: Sequence[Any]) -> Any:

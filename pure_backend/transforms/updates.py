@@ -43,27 +43,33 @@ class Updates:
     def __init__(self, optimizer: Optimizer, max_norm: float | None) -> None:
         self.optimizer = optimizer
         self.max_norm = max_norm
-        self.known: list[tuple[dict[Place, Any], list[int], OptimizerGraph]] = []
-        self.latest: tuple[Settings, list[int], OptimizerGraph] | None = None
+        self.known: list[tuple[dict[Place, Any], Any, OptimizerGraph]] = []
+        self.latest: tuple[Settings, Any, OptimizerGraph] | None = None
 
-    def find(self, trained: Sequence[torch.Tensor]) -> Update:
-        """The step for the present state; captured if it is a new one."""
-        settings, sizes = read_settings(self.optimizer), [len(group["params"]) for group in self.optimizer.param_groups]
-        for graph in self.fitting(settings, sizes):
+    def find(self, trained: Sequence[torch.Tensor], which: tuple[int, ...]) -> Update:
+        """The step for the present state; captured if it is a new one.
+
+        Args:
+            trained: The parameters that get a gradient.
+            which: Their places among all parameters.
+        """
+        settings = read_settings(self.optimizer)
+        over = which, tuple(len(group["params"]) for group in self.optimizer.param_groups)
+        for graph in self.fitting(settings, over):
             if (update := self.read(graph, settings, trained, {})) is not None:
-                self.latest = (settings, sizes, graph)
+                self.latest = (settings, over, graph)
                 return update
         graph, initial = capture_optimizer(self.optimizer, trained, self.max_norm)
-        self.known = [(settings.fixed, sizes, graph), *self.known[: _LIMIT - 1]]
+        self.known = [(settings.fixed, over, graph), *self.known[: _LIMIT - 1]]
         update = self.read(graph, settings, trained, initial)
         assert update is not None, "a captured step does not fit the state that it was captured from"
         return update
 
-    def fitting(self, settings: Settings, sizes: list[int]) -> list[OptimizerGraph]:
-        """The steps that were captured for such hyper-parameters."""
-        if self.latest is not None and self.latest[:2] == (settings, sizes):
+    def fitting(self, settings: Settings, over: Any) -> list[OptimizerGraph]:
+        """The steps that were captured over these parameters for such hyper-parameters."""
+        if self.latest is not None and self.latest[:2] == (settings, over):
             return [self.latest[2]]
-        alike = [graph for fixed, known, graph in self.known if fixed == settings.fixed and known == sizes]
+        alike = [graph for fixed, known, graph in self.known if fixed == settings.fixed and known == over]
         return [graph for graph in alike if graph.accepts(settings.numbers)]
 
     def read(
