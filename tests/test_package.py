@@ -24,7 +24,10 @@ ARROWS = {
     "jax_bridge": {"errors", "options", "counters", "ir", "_compat"},
     "signature": {"_compat"},
     "custom_ops": {"errors", "counters", "ir", "_compat", "jax_bridge"},
-    "transforms": {"errors", "ir", "_compat", "jax_bridge", "custom_ops"},
+    "transforms": {
+        *("errors", "options", "ir", "_compat", "jax_bridge", "custom_ops"),
+        *("fx_passes", "signature", "specialize", "backend"),  # a training step joins graphs as the backend does
+    },
     "staged": {"ir", "fx_passes"},
     "specialize": {"errors", "options", "counters", "_compat", "ir", "fx_passes", "jax_bridge", "signature", "staged"},
     "inspect": {"errors", "options", "counters", "ir", "_compat", "fx_passes", "jax_bridge", "custom_ops", "backend"},

@@ -50,8 +50,8 @@ def facts(node: fx.Node) -> Facts:
 def reads_input_scalar(node: fx.Node) -> bool:
     """Whether a node is `item()` of a float input: how Dynamo spells a Python float argument that may change.
 
-    Its value stays a runtime input of the program, so a new learning rate or temperature compiles nothing. In a graph that hands
-    no scalar to its caller every `item()` may be one (`keep_scalars`).
+    Its value stays a runtime input of the program, so a new learning rate or temperature compiles nothing. In a graph that
+    hands no scalar to its caller every `item()` may be one (`keep_scalars`).
     """
     if node.op != "call_method" or node.target != "item":
         return False

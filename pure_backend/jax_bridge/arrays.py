@@ -144,7 +144,7 @@ def to_tensor(array: jax.Array) -> torch.Tensor:
 
 def owns_memory(tensor: torch.Tensor) -> bool:
     """Whether nothing but this one tensor object refers to its memory: no view, no array, no saved tensor."""
-    return _uses(tensor) == _uses_of_a_fresh_tensor() + (tensor.nbytes,)
+    return _uses(tensor) == (*_uses_of_a_fresh_tensor(), tensor.nbytes)
 
 
 def _uses(tensor: torch.Tensor) -> tuple[int, ...]:

@@ -30,7 +30,6 @@ from pure_backend.jax_bridge.decompose import decompose, distinct, torch_decompo
 from pure_backend.jax_bridge.lowerings.registry import names_of, updates_arguments
 from pure_backend.jax_bridge.rng import KEY_SHAPE, KeyStream
 
-
 _SCALAR_FUNCTIONS = {
     torch.sym_max: jnp.maximum,
     torch.sym_min: jnp.minimum,

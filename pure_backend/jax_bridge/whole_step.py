@@ -1,6 +1,6 @@
 """A training step as one program: the loss, its gradients over all micro-batches, and the update, in one jaxpr.
 
-    step(key, *inputs of the loss, hyperparameters, *states) -> (*results, *new values of inputs, *new states[, finite])
+step(key, *inputs of the loss, hyperparameters, *states) -> (*results, *new values of inputs, *new states[, finite])
 """
 
 from __future__ import annotations

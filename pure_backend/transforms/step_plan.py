@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -79,7 +79,7 @@ class StepPlan:
         placeholders = functional.gm.graph.find_nodes(op="placeholder", sort=True)
         self.positions = [i for i, p in enumerate(placeholders) if isinstance(facts(p).value, torch.Tensor)]
         self.loss = _loss(functional)
-        results = functional.gm.graph.output_node().args[0]
+        results: Any = functional.gm.graph.output_node().args[0]
         reached = reach(facts(results[self.loss]).value)
         place = {id(args[i]): i for i in self.positions if i in reached and is_differentiable(args[i].dtype)}
         ranks = {i: rank for rank, i in enumerate(dict.fromkeys(map(id, trainable))) if i in place}
@@ -200,7 +200,8 @@ def _loss(functional: Functional) -> int:
         ValueError: The first output is no loss.
     """
     first = functional.outputs[0] if functional.outputs else None
-    value = facts(functional.gm.graph.output_node().args[0][first.index]).value if isinstance(first, Value) else None
+    results: Any = functional.gm.graph.output_node().args[0]
+    value = facts(results[first.index]).value if isinstance(first, Value) else None
     if not isinstance(value, torch.Tensor) or not value.requires_grad or value.ndim or value.is_complex():
         shown = "no tensor that was computed" if value is None else f"a {value.dtype} of shape {tuple(value.shape)}"
         grad = "" if value is None or value.requires_grad else " without gradient"

@@ -34,8 +34,8 @@ class TrainStep:
         torch.nn.utils.clip_grad_norm_(model.parameters(), clip_grad_norm)
         optimizer.step()
 
-    Model and optimizer stay what they are: `state_dict`, `param_groups`, learning-rate schedulers, checkpoints and an eager loop
-    before or after see nothing of it. Hyper-parameters are inputs of the program, so a new learning rate compiles nothing.
+    Model and optimizer stay what they are: `state_dict`, `param_groups`, learning-rate schedulers, checkpoints and an eager
+    loop before or after see nothing of it. Hyper-parameters are inputs of the program, so a new learning rate compiles nothing.
     Gradients live inside of the program only: `.grad` is None after a step, whatever was there before.
 
     Args:
@@ -43,8 +43,8 @@ class TrainStep:
         optimizer: One of torch's, or any whose `step` Dynamo can capture whole, over parameters of the model.
         loss_fn: Called as `loss_fn(model(*inputs), target)`, the target being the last tensor of the batch; or, if its first
             parameter is called `model`, as `loss_fn(model, *batch)`; None if the model itself returns the loss.
-        grad_accumulation: How many micro-batches each batch is split into, along the first dimension of its tensors. The loss is
-            the mean of theirs, their gradients add up to its gradient, and buffers are updated by one after the other.
+        grad_accumulation: How many micro-batches each batch is split into, along the first dimension of its tensors. The loss
+            is the mean of theirs, their gradients add up to its gradient, and buffers are updated by one after the other.
         clip_grad_norm: The largest norm of all gradients together, as for `torch.nn.utils.clip_grad_norm_`.
         has_aux: Whether the loss function returns `(loss, aux)`; then so does the step. With accumulation the tensors of `aux`
             are those of all micro-batches, stacked.
@@ -199,14 +199,16 @@ def _first(leaf: Any, micro_batches: int) -> Any:
 def _check_objects(model: nn.Module, optimizer: Any, loss_fn: Any) -> None:
     if isinstance(optimizer, torch.amp.GradScaler) or _scaler_of(loss_fn):
         raise TypeError(
-            "TrainStep: a GradScaler looks at gradients between backward and step, which are one program here: train in bfloat16, "
-            "which needs no scaling"
+            "TrainStep: a GradScaler looks at gradients between backward and step, which are one program here: train in "
+            "bfloat16, which needs no scaling"
         )
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"TrainStep: the optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
     name = type(optimizer).__name__
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise TypeError(f"TrainStep: {name} calls a closure as often as it likes, which no single program can: step it in eager")
+        raise TypeError(
+            f"TrainStep: {name} calls a closure as often as it likes, which no single program can: step it in eager"
+        )
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise TypeError(f"TrainStep: {name} is for sparse gradients, which JAX does not have")
     for path, module in model.named_modules():
@@ -239,4 +241,6 @@ def _check_hooks(optimizer: Optimizer) -> None:
 def _check_hooks_of_parameters(model: nn.Module) -> None:
     for path, parameter in model.named_parameters():
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
-            raise TypeError(f"TrainStep: parameter {path!r} has a gradient hook, but gradients exist inside of the program only")
+            raise TypeError(
+                f"TrainStep: parameter {path!r} has a gradient hook, but gradients exist inside of the program only"
+            )

@@ -367,7 +367,7 @@ def test_a_failure_leaves_everything(device):
     before = copy.deepcopy(({k: v.cpu() for k, v in other.state_dict().items()}, _saved(optimizer.state_dict())))
     with pytest.raises(FloatingPointError):
         step(bad, y)
-    with pytest.raises(Exception, match="shape|size|dimension"):
+    with pytest.raises(Exception, match=r"shape|size|dimension"):
         step(x[:, :4], y)
     sync(device)
     assert difference(before[0], other.state_dict()) == 0
@@ -499,7 +499,7 @@ def test_a_loss_must_be_one_number_of_the_parameters():
 def test_refusals():
     net, scaler = mlp(), torch.amp.GradScaler("cpu")
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with pytest.raises(TypeError, match="GradScaler.*bfloat16"):
+    with pytest.raises(TypeError, match=r"GradScaler.*bfloat16"):
         TrainStep(net, optimizer, lambda model, x: scaler.scale(model(x).mean()))
     with pytest.raises(TypeError, match="GradScaler"):
         TrainStep(net, scaler, mse)
