@@ -90,6 +90,7 @@ class StepPlan:
         self.programs: dict[Any, tuple[Program, Wiring]] = {}
         self.latest: tuple[Any, Guard, tuple[Program, Wiring]] | None = None
         self.numbers: tuple[list[float], torch.Tensor] | None = None
+        self.no_key = NO_KEY.to(device)
 
     def __call__(self, args: Sequence[Any]) -> Any:
         """One step.
@@ -112,7 +113,8 @@ class StepPlan:
         results: list[Any] = [None] * (max(wiring.returned) + 1)
         for position, handle in zip(wiring.returned, handles, strict=False):
             results[position] = program.runtime.leave(handle)
-        self.write(program, wiring, update, tensors, trained, handles[len(wiring.returned) :])
+        own = [args[i] for i in self.positions]
+        self.write(program, wiring, update, own, trained, handles[len(wiring.returned) :])
         leaves = [output_leaf(output, args, results) for output in self.functional.outputs]
         return pytree.tree_unflatten(leaves, self.functional.out_spec)
 
@@ -121,12 +123,12 @@ class StepPlan:
         program: Program,
         wiring: Wiring,
         update: Update,
-        tensors: Sequence[torch.Tensor],
+        own: Sequence[torch.Tensor],
         trained: Sequence[torch.Tensor],
         handles: list[Any],
     ) -> None:
         """Make the results the contents of parameters, buffers and states; an interrupt waits until that is done."""
-        targets = [*(tensors[i] for i in wiring.new_values), *(update.states[i] for i in wiring.new_states)]
+        targets = [*(own[i] for i in wiring.new_values), *(update.states[i] for i in wiring.new_states)]
         made = [program.runtime.leave(handle) for handle in handles[len(targets) :]]
         new = [update.graph.made[i] for i in wiring.made]
         handles = handles[: len(targets)]
@@ -184,7 +186,7 @@ class StepPlan:
         return [t if t.device.type == self.device else t.to(self.device) for t in tensors]
 
     def key(self, program: Program) -> torch.Tensor:
-        return draw_key(self.device) if program.uses_key else NO_KEY.to(self.device)
+        return draw_key(self.device) if program.uses_key else self.no_key
 
     def vector(self, numbers: list[float]) -> torch.Tensor:
         """The hyper-parameters as one tensor, made anew only when one of them changed."""

@@ -109,3 +109,56 @@ def test_a_number_that_decides_is_noticed(device):
         lowerings.append(pure_backend.statistics().lowerings)
     assert difference(eager.state_dict(), other.state_dict()) < 2e-6
     assert lowerings == [1, 2, 2, 2]
+
+
+class Counting(torch.optim.Optimizer):
+    """Keeps a Python number in its state."""
+
+    def __init__(self, params):
+        super().__init__(params, {"lr": 0.1})
+
+    def step(self):
+        with torch.no_grad():
+            for group in self.param_groups:
+                for p in group["params"]:
+                    state = self.state[p]
+                    state["count"] = state.get("count", 0) + 1
+                    p.sub_(p.grad * (group["lr"] / state["count"]))
+
+
+class Printing(Counting):
+    """Reads a value on the host."""
+
+    def step(self):
+        if self.param_groups[0]["params"][0].sum() > 0:
+            print("positive")
+
+
+class Averaging(Counting):
+    """One of a user's own, with a state that it makes at the first step."""
+
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                state["mean"] = state["mean"] * 0.9 + p.grad if "mean" in state else p.grad.clone()
+                with torch.no_grad():
+                    p.sub_(state["mean"] * group["lr"])
+
+
+def test_optimizers_of_users():
+    device = torch.device("cpu")
+    for cls, said in (
+        (Counting, "Counting counts 'count'.*make it a tensor"),
+        (Printing, "step of Printing cannot be captured"),
+    ):
+        net = model()
+        with pytest.raises(pure_backend.PureBackendError, match=said):
+            TrainStep(net, cls(net.parameters()), nn.functional.mse_loss)(*batches(1, (6, 5), (6, 3))[0])
+    eager, other = twins(model, device)
+    optimizers = [Averaging(m.parameters()) for m in (eager, other)]
+    data = batches(4, (6, 5), (6, 3))
+    eager_loop(eager, optimizers[0], data)
+    step_loop(TrainStep(other, optimizers[1], nn.functional.mse_loss), data, device)
+    assert difference(eager.state_dict(), other.state_dict()) < 2e-6
+    assert difference(optimizers[0].state_dict(), optimizers[1].state_dict()) < 2e-6
