@@ -17,6 +17,7 @@ from torch import fx
 from torch._dynamo.exc import Unsupported
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
 
 from pure_backend import _compat
 from pure_backend.errors import ImpureFunctionError, ImpureGraphError, UnsupportedOperatorError
@@ -171,7 +172,8 @@ def _stand_in(optimizer: Optimizer, trained: Sequence[torch.Tensor], lists: bool
     stand_in.param_groups = []
     for group in optimizer.param_groups:
         own = [position[id(p)] for p in group["params"] if id(p) in position]
-        plain = {name: lists and name == "foreach" for name in ("foreach", "fused") if name in group}
+        own_lists = lists and not _has_tensors(group)  # which torch does not take by lists
+        plain = {name: own_lists and name == "foreach" for name in ("foreach", "fused") if name in group}
         if "capturable" in group and parameters[0].device.type != "cpu":
             plain["capturable"] = True  # makes counters where the parameters lie; Dynamo takes it to be so anyway
         stand_in.param_groups.append({**group, **plain, "params": [parameters[i] for i in own]})
@@ -184,6 +186,12 @@ def _stand_in(optimizer: Optimizer, trained: Sequence[torch.Tensor], lists: bool
                     k: v.detach().to(parameters[i].device) if torch.is_tensor(v) else v for k, v in state.items()
                 }
     return stand_in, parameters
+
+
+def _has_tensors(group: Mapping[str, Any]) -> bool:
+    """Whether a hyper-parameter is a tensor."""
+    values = pytree.tree_leaves([value for name, value in group.items() if name != "params"])
+    return any(isinstance(value, torch.Tensor) for value in values)
 
 
 def _starts_at_gradient(optimizer: Optimizer, group: Mapping[str, Any]) -> bool:
