@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from pure_backend.transforms.pure import ImpureFunctionWarning as ImpureFunctionWarning
     from pure_backend.transforms.pure import PureModule as PureModule
     from pure_backend.transforms.pure import assume_pure as assume_pure
+    from pure_backend.transforms.train_step import TrainStep as TrainStep
 
 __version__ = "0.1.0"
 
@@ -52,6 +53,7 @@ _LATER = {
     "transforms.layers": ("scan_layers",),
     "transforms.loops": ("fori_loop", "scan", "while_loop"),
     "transforms.pure": ("ImpureFunctionWarning", "PureModule", "assume_pure"),
+    "transforms.train_step": ("TrainStep",),
 }
 
 

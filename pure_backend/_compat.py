@@ -330,3 +330,37 @@ def donate_buffer(tensor: torch.Tensor) -> bool:
     bindings = torch_xla()._XLAC
     own = "XLAData: None" not in bindings._get_xla_tensor_debug_info(tensor)
     return own and bindings._set_buffer_donation(tensor, True)
+
+
+def no_autocast() -> contextlib.AbstractContextManager[Any]:
+    """A scope in which no device's autocast is on."""
+    stack = contextlib.ExitStack()
+    for kind in ("cpu", "cuda", "xla"):
+        if torch.is_autocast_enabled(kind):
+            stack.enter_context(torch.autocast(kind, enabled=False))
+    return stack
+
+
+SymbolicGuards = Callable[[dict[str, float]], bool]
+
+
+def symbolic_guards(gm: torch.fx.GraphModule) -> SymbolicGuards:
+    """What Dynamo assumed of the floats that are inputs of a graph, as a check of new values by input name.
+
+    Call it in a backend, while Dynamo's tracing context is there.
+    """
+    from torch.utils._sympy.interp import sympy_interp
+    from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+    shape_env = torch._guards.TracingContext.get().fake_mode.shape_env
+    items = gm.graph.find_nodes(op="call_method", target="item")
+    symbols = {str(node.args[0].target): node.meta["example_value"].node.expr for node in items}
+    names = {symbol: name for name, symbol in symbols.items()}
+    guards = [guard.expr for guard in shape_env.guards if guard.expr.free_symbols and guard.expr.free_symbols <= set(names)]
+
+    def check(values: dict[str, float]) -> bool:
+        return all(
+            sympy_interp(PythonReferenceAnalysis, {s: values[names[s]] for s in guard.free_symbols}, guard) for guard in guards
+        )
+
+    return check

@@ -1,8 +1,9 @@
 """The Dynamo backend: `torch.compile(model, backend="assume_pure")`.
 
 Dynamo's graph at the torch-function level is copied with its attributes as inputs (`normalize`). A call with new shapes,
-dtypes, modes or overlaps then is specialised: run on fake tensors (`propagate`), freed of writes and views (`functionalize`),
-traced, differentiated and lowered through JAX (`plan_call`), and kept. A call seen before goes straight to its executable.
+dtypes, modes or overlaps then is specialised: run on fake tensors and freed of writes and views (`functional_graph`), its
+repeated stretches made one (`outline_repeats`), traced, differentiated and lowered through JAX (`plan_call`), and kept. A call
+seen before goes straight to its executable.
 
 Where one of these finds nodes that cannot be in a program, the graph is cut (`partition`): its pure partitions go through the
 same passes, the other nodes run in eager between them.
@@ -17,19 +18,14 @@ from torch import fx
 
 from pure_backend import counters
 from pure_backend.errors import ImpureGraphError
-from pure_backend.fx_passes.chains import loop_chains
 from pure_backend.fx_passes.functional import Functional
 from pure_backend.fx_passes.inline import inline_checkpoints
-from pure_backend.fx_passes.inputs import check_inputs, fake_inputs
 from pure_backend.fx_passes.mutation import functionalize
 from pure_backend.fx_passes.normalize import Normalized, normalize
 from pure_backend.fx_passes.partition import partition
-from pure_backend.fx_passes.propagate import propagate
-from pure_backend.fx_passes.reach import gradient_reach
-from pure_backend.fx_passes.repeats import share_repeats
 from pure_backend.ir.impurity import Impurity
-from pure_backend.jax_bridge.lowerings.registry import has_lowering
 from pure_backend.options import Options
+from pure_backend.passes import functional_graph, outline_repeats
 from pure_backend.specialize import Plan, Specializations, plan_call
 from pure_backend.staged import Staged
 
@@ -80,25 +76,14 @@ def compiled_graph(normalized: Normalized, options: Options) -> Specializations:
     gm = normalized.gm
 
     def specialize(args: Sequence[Any]) -> Plan:
-        device = check_inputs(gm, args)
-        fake_mode, fakes = fake_inputs(gm, args)
-        with counters.stage("propagate"):
-            reach = gradient_reach(fakes)
-            impurities = propagate(gm, fakes, fake_mode, has_lowering)
-        if impurities:
-            raise ImpureGraphError(impurities)
-        with counters.stage("mutation"):
-            functional = functionalize(gm)
-        if options.verify is not False:  # which compares node by node
+        functional, reach, device = functional_graph(gm, args)
+        if options.verify is not False:  # it compares node by node
             return verified(plan_call(functional, reach, device, options), gm, functional, options.verify)
-        with counters.stage("repeats"):
-            shared = options.repeats != "off" and share_repeats(functional.gm)
-            if shared and options.repeats == "scan":
-                loop_chains(functional.gm)
+        outlined = outline_repeats(functional.gm, options.repeats)
         try:
             return plan_call(functional, reach, device, options)
         except ImpureGraphError:
-            if not shared:
+            if not outlined:
                 raise
             return plan_call(functionalize(gm), reach, device, options)  # names each node that has no lowering
 

@@ -76,7 +76,7 @@ class Plan:
             results[i] = results[i].to(dtype)
         if self.elsewhere:
             results = [r.to(self.elsewhere.get(i, r.device)) for i, r in enumerate(results)]
-        leaves = [_leaf(output, args, results) for output in self.outputs]
+        leaves = [output_leaf(output, args, results) for output in self.outputs]
         if torch.is_grad_enabled() is not self.grad_after:  # torch.set_grad_enabled(...) as a statement
             torch._C._set_grad_enabled(self.grad_after)
         return tuple(leaves) if self.flat else pytree.tree_unflatten(leaves, self.out_spec)
@@ -118,7 +118,8 @@ class EagerPlan:
 AnyPlan = Plan | Staged | EagerPlan
 
 
-def _leaf(output: Value | Constant | Alias, args: Sequence[Any], results: Sequence[torch.Tensor]) -> Any:
+def output_leaf(output: Value | Constant | Alias, args: Sequence[Any], results: Sequence[Any]) -> Any:
+    """A leaf of the original graph's output."""
     if type(output) is Value:
         return results[output.index]
     if type(output) is Constant:

@@ -90,6 +90,18 @@ def test_train_scanned_decoder(example):
         assert loop == pytest.approx(one_by_one, abs=1e-3)
 
 
+@pytest.mark.parametrize("model", [[], ["--hf"]])
+def test_train_gpt(example, model):
+    if model:
+        pytest.importorskip("transformers")
+    small = ["--steps", "6", "--batch", "2", "--seq", "8", "--width", "16", "--layers", "1", "--sample", "4"]
+    runs = example("train_gpt").main([*small, *model])
+    eager = runs["eager"].losses
+    assert len(set(eager)) == 6, "the model does not train"
+    for run in runs.values():
+        assert run.losses == pytest.approx(eager, abs=1e-3)
+
+
 def test_kv_cache_decode(example):
     runs = example("kv_cache_decode").main(["--layers", "1", "--hidden", "32", "--tokens", "5"])
     assert all(run.tokens == runs[0].tokens for run in runs)

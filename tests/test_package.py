@@ -26,7 +26,11 @@ ARROWS = {
     "signature_difference": {"ir", "signature"},
     "logs": set(),
     "custom_ops": {"errors", "counters", "ir", "_compat", "jax_bridge"},
-    "transforms": {"errors", "ir", "_compat", "jax_bridge", "custom_ops"},
+    "transforms": {
+        *("errors", "options", "ir", "_compat", "jax_bridge", "custom_ops"),
+        *("fx_passes", "signature", "specialize", "passes"),  # a training step joins graphs as the backend does
+    },
+    "passes": {"errors", "counters", "fx_passes", "jax_bridge"},
     "staged": {"ir", "fx_passes"},
     "specialize": {
         "errors",
@@ -41,7 +45,7 @@ ARROWS = {
         "staged",
     },
     "inspect": {"errors", "options", "counters", "ir", "_compat", "fx_passes", "jax_bridge", "custom_ops", "backend"},
-    "backend": {"errors", "options", "counters", "ir", "fx_passes", "jax_bridge", "specialize", "staged", "inspect"},
+    "backend": {"errors", "options", "counters", "ir", "fx_passes", "jax_bridge", "passes", "specialize", "staged", "inspect"},
 }
 
 

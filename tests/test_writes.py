@@ -386,3 +386,16 @@ def test_overlap_is_judged_at_every_call(name):
     want, got = OVERLAPS[name](matrix()), OVERLAPS[name](matrix())
     torch.testing.assert_close(c(*got), write_both(*want))
     torch.testing.assert_close(got, want)
+
+
+def test_operators_on_lists(device):
+    """`torch._foreach_add_` and its like, which change no version of fake tensors."""
+
+    def f(x, y):
+        torch._foreach_add_([x, y], [y.clone(), x.clone()], alpha=0.5)
+        torch._foreach_mul_([x, y], 2)
+        torch._foreach_addcdiv_([x], [y], [y.exp()], 3.0)
+        roots = torch._foreach_sqrt([x.abs(), y.abs()])
+        return roots, x + 1
+
+    agree(f, lambda: (torch.arange(3.0), torch.ones(3)), device=device, pure=True)

@@ -215,7 +215,12 @@ def _writes_of_bodies(node: fx.Node) -> tuple[fx.Node, ...]:
 
 
 def _undeclared_writes(node: fx.Node) -> tuple[fx.Node, ...]:
-    """Running statistics, which normalization layers write without saying so in their schema (pytorch issue 88375)."""
+    """Writes that change no version: running statistics, which normalization layers write without saying so in their schema
+    (pytorch issue 88375), and those of operators on lists, which fake tensors do not count.
+    """
+    name = getattr(node.target, "__name__", "")
+    if name.startswith("_foreach_") and name.endswith("_"):
+        return tuple(_argument(node, 0, "self", ()))
     if node.target in (F.batch_norm, torch.batch_norm):
         position, flag = {F.batch_norm: (1, 5), torch.batch_norm: (3, 5)}[node.target]
         training = _argument(node, flag, "training", False)

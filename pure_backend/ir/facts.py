@@ -50,9 +50,20 @@ def facts(node: fx.Node) -> Facts:
 def reads_input_scalar(node: fx.Node) -> bool:
     """Whether a node is `item()` of a float input: how Dynamo spells a Python float argument that may change.
 
-    Its value stays a runtime input of the program, so a new learning rate or temperature compiles nothing.
+    Its value stays a runtime input of the program, so a new learning rate or temperature compiles nothing. In a graph that
+    hands no scalar to its caller every `item()` may be one (`keep_scalars`).
     """
-    if node.op != "call_method" or node.target != "item" or node.args[0].op != "placeholder":
+    if node.op != "call_method" or node.target != "item":
+        return False
+    if node.meta.get("scalar in program"):
+        return True
+    if node.args[0].op != "placeholder":
         return False
     value = facts(node.args[0]).value
     return isinstance(value, torch.Tensor) and value.dtype is torch.float64
+
+
+def keep_scalars(gm: fx.GraphModule) -> None:
+    """Let every `item()` of a graph stay in its program: for graphs whose scalars meet tensors again and decide nothing."""
+    for node in gm.graph.find_nodes(op="call_method", target="item"):
+        node.meta["scalar in program"] = True

@@ -6,6 +6,7 @@ Law: `to_array(t)` shares memory with `t` when `t` is contiguous and 64-byte ali
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from typing import NamedTuple
@@ -60,19 +61,44 @@ class ArrayViews:
             return entry.array
         return self._make(tensor)
 
+    def move(self, tensor: torch.Tensor, array: jax.Array) -> bool:
+        """Point a tensor at an array's memory, and make the array its view.
+
+        Returns:
+            Whether that was possible: not if anything else refers to the tensor's memory, or the layouts differ.
+        """
+        entry = self._entries.pop(id(tensor), None)
+        ref = entry.ref if entry is not None and entry.ref() is tensor else None
+        del entry  # the old view shows the memory too
+        if not owns_memory(tensor):
+            return False
+        value = to_tensor(array)
+        if tensor.stride() != value.stride():
+            return False
+        tensor.data = value
+        if ref is None:
+            self.keep(tensor, array)
+        else:
+            self._entries[id(tensor)] = _Entry(ref, value.data_ptr(), tensor.shape, tensor.stride(), array)
+        return True
+
+    def keep(self, tensor: torch.Tensor, array: jax.Array) -> None:
+        """Make an array that shows a tensor's memory its view."""
+        key, entries = id(tensor), self._entries
+
+        def forget(ref: weakref.ref) -> None:
+            entry = entries.get(key)
+            if entry is not None and entry.ref is ref:
+                entries.pop(key, None)
+
+        ref = weakref.ref(tensor, forget)
+        with self._lock:
+            entries[key] = _Entry(ref, tensor.data_ptr(), tensor.shape, tensor.stride(), array)
+
     def _make(self, tensor: torch.Tensor) -> jax.Array:
         array, shared = _to_array(tensor)
         if shared:
-            key, entries = id(tensor), self._entries
-
-            def forget(ref: weakref.ref) -> None:
-                entry = entries.get(key)
-                if entry is not None and entry.ref is ref:
-                    entries.pop(key, None)
-
-            ref = weakref.ref(tensor, forget)
-            with self._lock:
-                entries[key] = _Entry(ref, tensor.data_ptr(), tensor.shape, tensor.stride(), array)
+            self.keep(tensor, array)
         return array
 
 
@@ -114,3 +140,20 @@ def to_tensor(array: jax.Array) -> torch.Tensor:
     except BufferError:  # jaxlib 0.8 has no float8 in DLPack
         bits = jax.lax.bitcast_convert_type(array, jax.numpy.uint8)
         return torch.from_dlpack(bits).view(to_torch_dtype(array.dtype))
+
+
+def owns_memory(tensor: torch.Tensor) -> bool:
+    """Whether nothing but this one tensor object refers to its memory: no view, no array, no saved tensor."""
+    return _uses(tensor) == (*_uses_of_a_fresh_tensor(), tensor.nbytes)
+
+
+def _uses(tensor: torch.Tensor) -> tuple[int, ...]:
+    """How often a tensor's memory and the tensor itself are referred to, from C++ and by storage objects; its bytes."""
+    storage = tensor.untyped_storage()
+    return torch._C._storage_Use_Count(storage._cdata), tensor._use_count(), storage.nbytes()
+
+
+@functools.cache
+def _uses_of_a_fresh_tensor() -> tuple[int, ...]:
+    """What torch itself has, which versions differ in."""
+    return _uses(torch.empty(1))[:2]

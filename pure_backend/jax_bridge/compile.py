@@ -66,7 +66,7 @@ def compile_graph(
     def traced() -> tuple[Any, bool]:
         with counters.stage("trace", f"a graph of {len(gm.graph.nodes)} nodes"), _compat.x64():
             counters.count("traces")
-            return trace(_tensors_only(gm), [to_aval(t) for t in tensors])
+            return trace(tensors_only(gm), [to_aval(t) for t in tensors])
 
     def make() -> Program:
         runtime = runtime_for(device_type)
@@ -80,7 +80,7 @@ def compile_graph(
     return programs.get(key, make)
 
 
-def _tensors_only(gm: fx.GraphModule) -> fx.GraphModule:
+def tensors_only(gm: fx.GraphModule) -> fx.GraphModule:
     """Erase the placeholders that are no tensors: their values are constants in the nodes already."""
     for node in gm.graph.find_nodes(op="placeholder"):
         if not isinstance(facts(node).value, torch.Tensor):

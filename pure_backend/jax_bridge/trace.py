@@ -30,6 +30,14 @@ from pure_backend.jax_bridge.decompose import decompose, distinct, torch_decompo
 from pure_backend.jax_bridge.lowerings.registry import names_of, updates_arguments
 from pure_backend.jax_bridge.rng import KEY_SHAPE, KeyStream
 
+_SCALAR_FUNCTIONS = {
+    torch.sym_max: jnp.maximum,
+    torch.sym_min: jnp.minimum,
+    torch.sym_float: lambda x: jnp.asarray(x, jnp.float64),
+    torch._sym_sqrt: jnp.sqrt,
+}
+"""How Dynamo spells functions of Python numbers that may change."""
+
 
 def trace(gm: fx.GraphModule, avals: Sequence[jax.ShapeDtypeStruct]) -> tuple[Any, bool]:
     """Trace a graph of values.
@@ -141,8 +149,8 @@ class Walker:
                 return _recorded(node, self.write(node, node.target, args, kwargs))
             if reads_input_scalar(node):
                 return args[0]
-            if isinstance(facts(node).value, (int, float)):
-                return node.target(*args, **kwargs)  # arithmetic on such a scalar
+            if isinstance(facts(node).value, (int, float)):  # arithmetic on such a scalar
+                return _SCALAR_FUNCTIONS.get(node.target, node.target)(*args, **kwargs)
             return _recorded(node, self.call(node, args, kwargs))
         except (TypeError, ValueError, NotImplementedError, AssertionError, AttributeError, KeyError) as error:
             raise LoweringError(f"lowering {describe_node(node)}\nfailed: {type(error).__name__}: {error}") from error

@@ -96,7 +96,7 @@ def differentiate(
             return tuple(results[i] for i in outputs), results
 
         chosen = tuple(args[i] for i in inputs)
-        _, vjp, results = jax.vjp(_rematerialized(differentiated, remat), *chosen, has_aux=True)
+        _, vjp, results = jax.vjp(rematerialized(differentiated, remat), *chosen, has_aux=True)
         leaves, store["tree"] = jax.tree.flatten(vjp)
         return (*results, *leaves)
 
@@ -107,7 +107,8 @@ def differentiate(
     return _plan(forward_jaxpr, len(jaxpr.jaxpr.outvars), store["tree"], cotangents, written)
 
 
-def _rematerialized(function: Callable[..., Any], remat: str | Callable[..., Any]) -> Callable[..., Any]:
+def rematerialized(function: Callable[..., Any], remat: str | Callable[..., Any]) -> Callable[..., Any]:
+    """A function whose derivative keeps what a residual policy says."""
     if remat == "none":
         return function
     policy = remat if callable(remat) else {"auto": _keep_products, "full": None}[remat]
@@ -165,7 +166,7 @@ def _plan(forward: Any, outputs: int, tree: Any, cotangents: tuple, written: fro
         leaves = [blanks[i]() if callable(blanks[i]) else blanks[i] for i in range(len(slots))]
         leaves = [leaf if slot is None else values[slot] for leaf, slot in zip(leaves, slots, strict=True)]
         vjp = jax.tree.unflatten(tree, leaves)
-        return tuple(_conjugate(g) for g in vjp(tuple(_conjugate(c) for c in cotangents)))
+        return tuple(conjugate(g) for g in vjp(tuple(conjugate(c) for c in cotangents)))
 
     return Derivative(forward, tuple(residuals), backward, tuple(_aval(v) for v in unique))
 
@@ -188,7 +189,8 @@ def _used_residuals(tree: Any, saved: Sequence[Any], cotangents: tuple) -> list[
     return list(used[: len(leaves)])
 
 
-def _conjugate(value: jax.Array) -> jax.Array:
+def conjugate(value: jax.Array) -> jax.Array:
+    """The conjugate of complex values; real ones as they are."""
     return jnp.conj(value) if jnp.issubdtype(value.dtype, jnp.complexfloating) else value
 
 

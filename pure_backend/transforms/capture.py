@@ -20,10 +20,14 @@ class Captured:
 
     Args:
         fullgraph: Whether a graph break is an error.
+        backend: What compiles the graph.
+        dynamic: As for `torch.compile`.
     """
 
-    def __init__(self, fullgraph: bool = True) -> None:
+    def __init__(self, fullgraph: bool = True, backend: Any = "assume_pure", dynamic: bool | None = None) -> None:
         self.fullgraph = fullgraph
+        self.backend = backend
+        self.dynamic = dynamic
         self.compiled = self._fresh()
 
     def __call__(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -38,7 +42,7 @@ class Captured:
 
     def _fresh(self) -> Callable[..., Any]:
         own = types.FunctionType(_call.__code__.replace(), _call.__globals__, "call")
-        return torch.compile(own, backend="assume_pure", fullgraph=self.fullgraph)
+        return torch.compile(own, backend=self.backend, fullgraph=self.fullgraph, dynamic=self.dynamic)
 
 
 def _call(fn, *args, **kwargs):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -11,7 +9,7 @@ from jax import lax
 from pure_backend.errors import PureBackendError
 from pure_backend.ir.describe import source_line
 from pure_backend.jax_bridge.lowerings.registry import Site, lowers
-from pure_backend.jax_bridge.lowerings.values import angle, as_array, keep_gradient_of, magnitude, sgn, wide
+from pure_backend.jax_bridge.lowerings.values import angle, as_array, is_number, keep_gradient_of, magnitude, sgn, wide
 
 _UNARY = {
     "abs": magnitude,
@@ -154,24 +152,20 @@ def add(site: Site, x, y, alpha=1):
     if site.dtype == jnp.bool_:
         return jnp.logical_or(as_array(x, bool), jnp.logical_and(as_array(y, bool), bool(alpha)))
     x, y = as_array(x, site.dtype), as_array(y, site.dtype)
-    return x + (y if _is_one(alpha) else as_array(alpha, site.dtype) * y)
+    return x + (y if is_number(alpha, 1) else as_array(alpha, site.dtype) * y)
 
 
 @lowers("sub", "subtract")
 def sub(site: Site, x, y, alpha=1):
     """`x - alpha * y`."""
     x, y = as_array(x, site.dtype), as_array(y, site.dtype)
-    return x - (y if _is_one(alpha) else as_array(alpha, site.dtype) * y)
+    return x - (y if is_number(alpha, 1) else as_array(alpha, site.dtype) * y)
 
 
 @lowers("rsub")
 def rsub(site: Site, x, y, alpha=1):
     """`y - alpha * x`."""
     return sub(site, y, x, alpha)
-
-
-def _is_one(alpha: Any) -> bool:
-    return isinstance(alpha, (int, float)) and alpha == 1
 
 
 @lowers("div", "divide")

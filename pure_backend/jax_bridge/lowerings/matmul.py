@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pure_backend.jax_bridge.lowerings.registry import Site, lowers
-from pure_backend.jax_bridge.lowerings.values import as_array
+from pure_backend.jax_bridge.lowerings.values import as_array, is_number
 
 
 def _same(site: Site, *operands):
@@ -35,11 +35,11 @@ def matmul(site: Site, x, y):
 def addmm(site: Site, bias, x, y, *, beta=1, alpha=1):
     """`beta * bias + alpha * (x @ y)`."""
     product = jnp.matmul(*_same(site, x, y))
-    product = product if alpha == 1 else product * as_array(alpha, site.dtype)
-    if beta == 0:
+    product = product if is_number(alpha, 1) else product * as_array(alpha, site.dtype)
+    if is_number(beta, 0):
         return product
     bias = bias.astype(site.dtype)
-    return product + (bias if beta == 1 else bias * as_array(beta, site.dtype))
+    return product + (bias if is_number(beta, 1) else bias * as_array(beta, site.dtype))
 
 
 @lowers("outer", "ger")

@@ -18,6 +18,11 @@ def as_array(value: Any, dtype: Any) -> jax.Array:
     return jnp.asarray(np.asarray(value).astype(dtype))
 
 
+def is_number(value: Any, number: float) -> bool:
+    """Whether a scalar argument is this number; of one that arrives at run time nothing is known."""
+    return isinstance(value, (int, float)) and value == number
+
+
 def wide(x: jax.Array) -> jax.Array:
     """16-bit floats as f32: torch's kernels compute in f32 and round once at the end."""
     return x.astype(jnp.float32) if x.dtype in (jnp.bfloat16, jnp.float16) else x

@@ -73,6 +73,19 @@ class Runtime(Protocol):
         """The tensor of a handle that nothing else refers to."""
         ...
 
+    def assign(self, tensors: Sequence[torch.Tensor], handles: Sequence[Any], move: bool) -> int:
+        """Make the values of handles the contents of tensors.
+
+        Args:
+            tensors: Tensors of the handles' shapes and dtypes.
+            handles: What nothing else refers to.
+            move: Whether a tensor that shares its memory with nobody may be given the handle's memory.
+
+        Returns:
+            How many bytes were copied.
+        """
+        ...
+
 
 _runtimes: dict[str, Runtime] = {}
 

@@ -60,6 +60,18 @@ class JaxRuntime:
         """A tensor over the array's memory."""
         return to_tensor(handle)
 
+    def assign(self, tensors: Sequence[torch.Tensor], handles: Sequence[jax.Array], move: bool) -> int:
+        """Point tensors at the arrays' memory where nobody else shows theirs, copy the others.
+
+        The arrays stay their tensors' views, so the next call makes none.
+        """
+        pairs = list(zip(tensors, handles, strict=True))
+        copied = [(tensor, array) for tensor, array in pairs if not (move and self.views.move(tensor, array))]
+        if copied:
+            with torch.no_grad():
+                torch._foreach_copy_([tensor for tensor, _ in copied], [to_tensor(array) for _, array in copied])
+        return sum(tensor.nbytes for tensor, _ in copied)
+
 
 def _waiting(execute: Run) -> Run:
     """A call that returns when its results are there: torch may write to an argument right afterwards."""

@@ -1,0 +1,223 @@
+"""A training step for one signature of the loss: its program, what goes in, and where the results go."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from pure_backend.errors import UnsupportedOperatorError
+from pure_backend.fx_passes.functional import Alias, Functional, Value
+from pure_backend.ir.donors import check_valid
+from pure_backend.ir.facts import facts
+from pure_backend.jax_bridge.avals import is_differentiable
+from pure_backend.jax_bridge.program import Program
+from pure_backend.jax_bridge.rng import NO_KEY, draw_key
+from pure_backend.jax_bridge.whole_step import Wiring, step_program
+from pure_backend.signature import Guard, overlaps, signature
+from pure_backend.specialize import output_leaf
+from pure_backend.transforms.updates import Update, Updates
+
+_LIMIT = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """What a user chose for all steps, see `TrainStep`."""
+
+    micro_batches: int
+    donate: bool
+    check_finite: bool
+    remat: Any
+
+
+@dataclasses.dataclass(eq=False)
+class Call:
+    """A call of a training step.
+
+    Attributes:
+        whole: The tensors of the batch as the user gave them.
+        micro: The part of them that the loss was captured with.
+        bytes_copied: How much of what the step computed was copied.
+    """
+
+    whole: Sequence[torch.Tensor]
+    micro: Sequence[torch.Tensor]
+    bytes_copied: int = 0
+
+
+class StepPlan:
+    """Runs the step and returns what the graph of the loss returns; in the place of a `Plan`.
+
+    Args:
+        functional: The graph of the loss of one micro-batch.
+        reach: Which inputs a result's gradient reaches.
+        device: Type of the device that it runs on.
+        args: The inputs of the graph.
+        trainable: The parameters that count: those of the optimizer, and all of the model's if gradients are clipped.
+        updates: The steps of the optimizer.
+        present: The present call.
+        rules: The user's choices.
+    """
+
+    def __init__(
+        self,
+        functional: Functional,
+        reach: Callable[[torch.Tensor], frozenset[int]],
+        device: str,
+        args: Sequence[Any],
+        trainable: Sequence[torch.Tensor],
+        updates: Updates,
+        present: Callable[[], Call],
+        rules: Rules,
+    ) -> None:
+        self.functional, self.device, self.updates, self.present, self.rules = functional, device, updates, present, rules
+        self.write_backs = functional.write_backs
+        placeholders = functional.gm.graph.find_nodes(op="placeholder", sort=True)
+        self.positions = [i for i, p in enumerate(placeholders) if isinstance(facts(p).value, torch.Tensor)]
+        self.loss = _loss(functional)
+        results: Any = functional.gm.graph.output_node().args[0]
+        reached = reach(facts(results[self.loss]).value)
+        place = {id(args[i]): i for i in self.positions if i in reached and is_differentiable(args[i].dtype)}
+        ranks = {i: rank for rank, i in enumerate(dict.fromkeys(map(id, trainable))) if i in place}
+        self.trained, self.which = [place[i] for i in ranks], tuple(ranks.values())
+        micro = present().micro
+        self.split = {i: m for i in self.positions for m, tensor in enumerate(micro) if args[i] is tensor}
+        _check(self, args)
+        self.programs: dict[Any, tuple[Program, Wiring]] = {}
+        self.latest: tuple[Any, Guard, tuple[Program, Wiring]] | None = None
+        self.numbers: tuple[list[float], torch.Tensor] | None = None
+        self.no_key = NO_KEY.to(device)
+
+    def __call__(self, args: Sequence[Any]) -> Any:
+        """One step.
+
+        Raises:
+            FloatingPointError: Loss or gradients are not finite, and the user wants to know; nothing was updated.
+        """
+        args, whole = list(args), self.present().whole
+        for i, leaf in self.split.items():
+            args[i] = whole[leaf]
+        trained = [args[i] for i in self.trained]
+        update = self.updates.find(trained, self.which)
+        program, wiring = self.program(update)
+        tensors = self.tensors(args)
+        inputs = [self.key(program), *tensors, self.vector(update.numbers), *update.states]
+        check_valid(inputs, "a training step")
+        handles = list(program.forward(program.runtime.enter(inputs)))
+        if wiring.check_finite and not bool(program.runtime.leave(handles.pop())):
+            raise FloatingPointError("TrainStep: the loss or a gradient is not finite; nothing was updated")
+        results: list[Any] = [None] * (max(wiring.returned) + 1)
+        for position, handle in zip(wiring.returned, handles, strict=False):
+            results[position] = program.runtime.leave(handle)
+        own = [args[i] for i in self.positions]
+        self.write(program, wiring, update, own, trained, handles[len(wiring.returned) :])
+        leaves = [output_leaf(output, args, results) for output in self.functional.outputs]
+        return pytree.tree_unflatten(leaves, self.functional.out_spec)
+
+    def write(
+        self,
+        program: Program,
+        wiring: Wiring,
+        update: Update,
+        own: Sequence[torch.Tensor],
+        trained: Sequence[torch.Tensor],
+        handles: list[Any],
+    ) -> None:
+        """Make the results the contents of parameters, buffers and states; an interrupt waits until that is done."""
+        targets = [*(own[i] for i in wiring.new_values), *(update.states[i] for i in wiring.new_states)]
+        made = [program.runtime.leave(handle) for handle in handles[len(targets) :]]
+        new = [update.graph.made[i] for i in wiring.made]
+        handles = handles[: len(targets)]
+        try:
+            self.present().bytes_copied = program.runtime.assign(targets, handles, self.rules.donate)
+        except KeyboardInterrupt:
+            program.runtime.assign(targets, handles, self.rules.donate)
+            raise
+        finally:
+            entries = {**update.initial, **dict(zip(new, made, strict=True))}
+            for entry in sorted(entries, key=lambda entry: entry.parameter):  # in eager's order
+                self.updates.optimizer.state[trained[entry.parameter]][entry.name] = entries[entry]
+            for parameter in trained:
+                if parameter.grad is not None:
+                    parameter.grad = None
+
+    def program(self, update: Update) -> tuple[Program, Wiring]:
+        """The program for the tensors of an update."""
+        if self.latest is not None and self.latest[0] is update.graph and self.latest[1](update.states):
+            return self.latest[2]
+        key = (update.graph, signature(update.states, False))
+        if key not in self.programs:
+            while len(self.programs) >= _LIMIT:
+                self.programs.pop(next(iter(self.programs)))
+            wiring = self.wiring(update)
+            loss, step = self.functional.gm, update.graph.functional.gm
+            program = step_program(loss, step, update.states, wiring, self.device, self.rules.remat)
+            self.programs[key] = (program, wiring)
+        found = self.programs[key]
+        self.latest = (update.graph, Guard(update.states, False), found)
+        return found
+
+    def wiring(self, update: Update) -> Wiring:
+        """How loss and update meet."""
+        place = {position: i for i, position in enumerate(self.positions)}
+        outputs = self.functional.outputs
+        computed = {o.index if isinstance(o, Value) else o.of_output for o in outputs if isinstance(o, (Value, Alias))}
+        split = [place[i] for i, leaf in self.split.items() if self.present().whole[leaf] is not self.present().micro[leaf]]
+        return Wiring(
+            loss=self.loss,
+            returned=tuple(sorted(i for i in computed if i is not None)),
+            written=tuple((place[w.input], w.index) for w in self.write_backs),
+            trained=tuple(place[i] for i in self.trained),
+            batch=tuple(split),
+            micro_batches=self.rules.micro_batches,
+            update_inputs=update.graph.inputs,
+            update_results=update.graph.results,
+            exact=update.graph.exact,
+            check_finite=self.rules.check_finite,
+        )
+
+    def tensors(self, args: Sequence[Any]) -> list[torch.Tensor]:
+        """The inputs of the loss; CPU scalars beside tensors on an accelerator are moved there."""
+        tensors = [args[i] for i in self.positions]
+        return [t if t.device.type == self.device else t.to(self.device) for t in tensors]
+
+    def key(self, program: Program) -> torch.Tensor:
+        return draw_key(self.device) if program.uses_key else self.no_key
+
+    def vector(self, numbers: list[float]) -> torch.Tensor:
+        """The hyper-parameters as one tensor, made anew only when one of them changed."""
+        if self.numbers is None or self.numbers[0] != numbers:
+            self.numbers = (numbers, torch.tensor(numbers or [0.0], dtype=torch.float64, device=self.device))
+        return self.numbers[1]
+
+
+def _loss(functional: Functional) -> int:
+    """Which result is the loss.
+
+    Raises:
+        ValueError: The first output is no loss.
+    """
+    first = functional.outputs[0] if functional.outputs else None
+    results: Any = functional.gm.graph.output_node().args[0]
+    value = facts(results[first.index]).value if isinstance(first, Value) else None
+    if not isinstance(value, torch.Tensor) or not value.requires_grad or value.ndim or value.is_complex():
+        shown = "no tensor that was computed" if value is None else f"a {value.dtype} of shape {tuple(value.shape)}"
+        grad = "" if value is None or value.requires_grad else " without gradient"
+        raise ValueError(f"TrainStep: the loss must be one real number that depends on the parameters, got {shown}{grad}")
+    assert isinstance(first, Value)
+    return first.index
+
+
+def _check(plan: StepPlan, args: Sequence[Any]) -> None:
+    if not plan.trained:
+        raise ValueError("TrainStep: the loss depends on none of the optimizer's parameters")
+    shared = overlaps(args)
+    if plan.functional.storage_inputs or (shared is not None and plan.device == "xla" and plan.write_backs):
+        raise UnsupportedOperatorError("TrainStep: the loss writes a buffer that shares its memory with another input")
+    views = [o for o in plan.functional.outputs if isinstance(o, Alias) and (o.of_input is None or o.of_input in plan.split)]
+    if plan.rules.micro_batches > 1 and views:
+        raise ValueError("TrainStep: with grad_accumulation no output may be a view of the batch or of another: return a clone")

@@ -1,0 +1,247 @@
+"""`TrainStep`: forward, backward, clipping and the optimizer's step as one program, with the user's own objects."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._dynamo.exc import Unsupported, UserError
+from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
+
+from pure_backend.errors import ImpureFunctionError
+from pure_backend.fx_passes.normalize import normalize
+from pure_backend.options import Options
+from pure_backend.passes import functional_graph, outline_repeats
+from pure_backend.specialize import Specializations
+from pure_backend.transforms.capture import Captured
+from pure_backend.transforms.step_plan import Call, Rules, StepPlan
+from pure_backend.transforms.updates import Updates
+
+
+class TrainStep:
+    """A whole training step, called as `loss = step(*batch)`.
+
+    It does what this loop does, in one program for each signature of the batch:
+
+        optimizer.zero_grad()
+        loss = loss_fn(model(inputs), targets)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), clip_grad_norm)
+        optimizer.step()
+
+    Model and optimizer stay what they are: `state_dict`, `param_groups`, learning-rate schedulers, checkpoints and an eager
+    loop before or after see nothing of it. Hyper-parameters are inputs of the program, so a new learning rate compiles nothing.
+    Gradients live inside of the program only: `.grad` is None after a step, whatever was there before.
+
+    Args:
+        model: The model.
+        optimizer: One of torch's, or any whose `step` Dynamo can capture whole, over parameters of the model.
+        loss_fn: Called as `loss_fn(model(*inputs), target)`, the target being the last tensor of the batch; or, if its first
+            parameter is called `model`, as `loss_fn(model, *batch)`; None if the model itself returns the loss.
+        grad_accumulation: How many micro-batches each batch is split into, along the first dimension of its tensors. The loss
+            is the mean of theirs, their gradients add up to its gradient, and buffers are updated by one after the other.
+        clip_grad_norm: The largest norm of all gradients together, as for `torch.nn.utils.clip_grad_norm_`.
+        has_aux: Whether the loss function returns `(loss, aux)`; then so does the step. With accumulation the tensors of `aux`
+            are those of all micro-batches, stacked.
+        donate: On plain tensors, whether parameters, buffers and states may get new memory (nothing is copied then), as long as
+            no other tensor shows theirs; else new values are copied into it. On `xla` tensors they always keep their buffers.
+        check_finite: Whether a loss or a gradient that is NaN or infinite raises, before anything is updated. On `xla` tensors
+            this waits for each step.
+        options: See `Options`.
+
+    Raises:
+        TypeError: An optimizer, hook or module that cannot be part of a program; the message names it.
+        ValueError: The optimizer has parameters that are not the model's.
+
+    Example:
+        >>> model = nn.Linear(4, 2)
+        >>> step = TrainStep(model, torch.optim.AdamW(model.parameters()), nn.functional.mse_loss)
+        >>> loss = step(torch.ones(8, 4), torch.zeros(8, 2))
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        loss_fn: Callable[..., Any] | None = None,
+        *,
+        grad_accumulation: int = 1,
+        clip_grad_norm: float | None = None,
+        has_aux: bool = False,
+        donate: bool = True,
+        check_finite: bool = False,
+        options: Options | Mapping[str, Any] | None = None,
+    ) -> None:
+        _check_objects(model, optimizer, loss_fn)
+        if not isinstance(grad_accumulation, int) or grad_accumulation < 1:
+            raise ValueError(f"TrainStep: grad_accumulation must be a positive int, got {grad_accumulation!r}")
+        self.model = model
+        self.optimizer = optimizer
+        self.options = dataclasses.replace(Options.of(options), on_impure="error")
+        if self.options.verify is not False:
+            raise ValueError("TrainStep: option 'verify' is not for training steps")
+        self._rules = Rules(grad_accumulation, donate, check_finite, self.options.remat)
+        self._loss = _loss_of_batch(model, loss_fn, has_aux)
+        self._captured = Captured(backend=self._compile, dynamic=False)
+        self._updates = Updates(optimizer, None if clip_grad_norm is None else float(clip_grad_norm))
+        self._call = Call((), ())
+
+    @property
+    def bytes_copied(self) -> int:
+        """How many bytes of parameters, buffers and states the latest step copied; 0 where all got their new memory."""
+        return self._call.bytes_copied
+
+    @torch.compiler.disable
+    def __call__(self, *batch: Any, **keywords: Any) -> Any:
+        """One step.
+
+        Args:
+            *batch: What the loss function is given; tensors may be nested in tuples, lists and dicts.
+            **keywords: Keywords of the model, or of a loss function that is given the model.
+
+        Returns:
+            The loss, detached, or `(loss, aux)`.
+
+        Raises:
+            ImpureFunctionError: The loss cannot be one program; the message has the reason and the line.
+            ValueError: The batch cannot be split.
+            FloatingPointError: See `check_finite`.
+        """
+        _check_hooks(self.optimizer)
+        leaves, spec = pytree.tree_flatten((batch, keywords))
+        micro = [_first(leaf, self._rules.micro_batches) for leaf in leaves]
+        tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        self._call = Call([leaves[i] for i in tensors], [micro[i] for i in tensors])
+        own, own_keywords = pytree.tree_unflatten(micro, spec)
+        try:
+            with torch.enable_grad():
+                result = self._captured(self._loss, *own, **own_keywords)
+        except (Unsupported, UserError) as error:
+            raise ImpureFunctionError(f"TrainStep: the loss cannot be one program: {error}") from error
+        finally:
+            self._call = Call((), (), self._call.bytes_copied)
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # what a scheduler looks for
+        for hook in self.optimizer._optimizer_step_post_hooks.values():
+            hook(self.optimizer, (), {})
+        return result
+
+    def _compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        """The backend that runs the step where Dynamo wants the loss."""
+        normalized = normalize(gm)
+
+        def make(args: Sequence[Any]) -> Any:
+            functional, reach, device = functional_graph(normalized.gm, args)
+            outline_repeats(functional.gm, self.options.repeats)
+            trainable = list(self._trainable())
+            return StepPlan(functional, reach, device, args, trainable, self._updates, lambda: self._call, self._rules)
+
+        specializations = Specializations(normalized, make, _never_cut, self.options)
+
+        def call(*args: Any) -> Any:
+            return specializations(*args)
+
+        return call
+
+    def _trainable(self) -> Iterator[torch.Tensor]:
+        for group in self.optimizer.param_groups:
+            yield from group["params"]
+        if self._updates.max_norm is not None:
+            yield from self.model.parameters()
+
+
+def _never_cut(impurities: Sequence[Any]) -> Any:
+    raise AssertionError("a training step is never cut into stages")
+
+
+def _loss_of_batch(model: nn.Module, loss_fn: Callable[..., Any] | None, has_aux: bool) -> Callable[..., Any]:
+    """The function that Dynamo captures."""
+    takes_model = loss_fn is not None and _takes_model(loss_fn)
+
+    def loss_of_batch(*batch: Any, **keywords: Any) -> Any:
+        if loss_fn is None:
+            result = model(*batch, **keywords)
+        elif takes_model:
+            result = loss_fn(model, *batch, **keywords)
+        else:
+            result = loss_fn(model(*batch[:-1], **keywords), batch[-1])
+        if not has_aux:
+            return result
+        loss, aux = result
+        return loss, aux
+
+    return loss_of_batch
+
+
+def _takes_model(loss_fn: Callable[..., Any]) -> bool:
+    try:
+        first = next(iter(inspect.signature(loss_fn).parameters), None)
+    except ValueError:  # a builtin without a signature
+        return False
+    return first == "model"
+
+
+def _first(leaf: Any, micro_batches: int) -> Any:
+    """The first micro-batch of a leaf of the batch."""
+    if micro_batches == 1 or not isinstance(leaf, torch.Tensor) or leaf.ndim == 0:
+        return leaf
+    if leaf.shape[0] % micro_batches:
+        raise ValueError(
+            f"TrainStep: a tensor of shape {tuple(leaf.shape)} cannot be split into grad_accumulation={micro_batches} equal "
+            "micro-batches along its first dimension"
+        )
+    return leaf.narrow(0, 0, leaf.shape[0] // micro_batches)
+
+
+def _check_objects(model: nn.Module, optimizer: Any, loss_fn: Any) -> None:
+    if isinstance(optimizer, torch.amp.GradScaler) or _scaler_of(loss_fn):
+        raise TypeError(
+            "TrainStep: a GradScaler looks at gradients between backward and step, which are one program here: train in "
+            "bfloat16, which needs no scaling"
+        )
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"TrainStep: the optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+    name = type(optimizer).__name__
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise TypeError(
+            f"TrainStep: {name} calls a closure as often as it likes, which no single program can: step it in eager"
+        )
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise TypeError(f"TrainStep: {name} is for sparse gradients, which JAX does not have")
+    for path, module in model.named_modules():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
+            raise TypeError(f"TrainStep: module {path!r} gives sparse gradients, which JAX does not have: use sparse=False")
+    own = {id(parameter) for parameter in model.parameters()}
+    for i, group in enumerate(optimizer.param_groups):
+        if group.get("differentiable"):
+            raise TypeError(f"TrainStep: {name} has differentiable=True, but a step has no gradient")
+        strange = [tuple(parameter.shape) for parameter in group["params"] if id(parameter) not in own]
+        if strange:
+            raise ValueError(f"TrainStep: group {i} of {name} has parameters that are not the model's, of shapes {strange[:4]}")
+    _check_hooks_of_parameters(model)
+
+
+def _scaler_of(loss_fn: Any) -> bool:
+    """Whether a loss function reads a GradScaler that is on."""
+    if not inspect.isfunction(loss_fn):
+        return False
+    read = inspect.getclosurevars(loss_fn)
+    values = [*read.nonlocals.values(), *read.globals.values()]
+    return any(isinstance(value, torch.amp.GradScaler) and value.is_enabled() for value in values)
+
+
+def _check_hooks(optimizer: Optimizer) -> None:
+    if optimizer._optimizer_step_pre_hooks:
+        raise TypeError("TrainStep: a step pre-hook of the optimizer sees gradients, which exist inside of the program only")
+
+
+def _check_hooks_of_parameters(model: nn.Module) -> None:
+    for path, parameter in model.named_parameters():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            raise TypeError(
+                f"TrainStep: parameter {path!r} has a gradient hook, but gradients exist inside of the program only"
+            )
