@@ -177,6 +177,12 @@ def associative_scan(site: Site, combine_fn, xs, additional):
     return structured(site.out, lax.associative_scan(combine, xs))
 
 
+@jax.jit
+def _stacked(*rows):
+    """Arrays of one shape as rows; differentiated once for all that have this shape."""
+    return jnp.stack(rows)
+
+
 @lowers("chain")
 def chain(site: Site, *operands):
     """Calls that are given results of the one before, as a `lax.scan` over what each has of its own."""
@@ -194,7 +200,7 @@ def chain(site: Site, *operands):
         return [arrays[result] for _, result in spec.carried], [arrays[result] for result in kept]
 
     kept = sorted({result for _, result in spec.wanted})
-    stacked = [jnp.stack(inputs[i]) for i in spec.own]
+    stacked = [_stacked(*inputs[i]) for i in spec.own]
     init = [inputs[i] for i, _ in spec.carried]
     _, ys = lax.scan(step, init, (jnp.arange(spec.turns, dtype=jnp.uint32), *stacked))
     site.keys.note_body(body.draws)
