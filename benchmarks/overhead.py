@@ -30,13 +30,13 @@ import jax.numpy as jnp
 import torch
 from _measure import (
     arguments,
-    console,
     difference,
     measure,
     measure_alone,
     median,
     print_machine,
     print_table,
+    remark,
     report,
     verdict,
     warm,
@@ -288,7 +288,7 @@ def compare(case: Case) -> float:
     verdict(f"overhead over bare JAX ({case.name})", over, case.target, unit)
     if case.grad:
         alone = scale * median(samples["torch autograd"])
-        console.print(f"of which torch's autograd needs {alone:.3g} {unit} by itself")
+        remark(f"of which torch's autograd needs {alone:.3g} {unit} by itself")
     return median(samples["assume_pure"])
 
 
