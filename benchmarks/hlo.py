@@ -1,7 +1,14 @@
-"""Instructions in the HLO of programs, as made and as XLA:CPU optimizes them, ours beside `openxla`'s programs are the graphs that AOTAutograd makes, traced lazily on `xla` tensors, as that backend does. The modules of
-both peers are compiled by JAX's XLA with its default options. Ours are traced without `repeats`, which would hide layers in calls
-of one function. By default our backward computes cheap values anew that `openxla` keeps; with `remat=none` it keeps them too. The
-last table counts products and reshapes of single operators: one dot for each product, and no reshape that merges dimensions.
+"""Instructions in the HLO of programs, as made and as XLA:CPU optimizes them, ours beside those of torch_xla's `openxla`.
+
+    PJRT_DEVICE=CPU JAX_PLATFORMS=cpu python benchmarks/hlo.py
+
+The programs of `openxla` are the graphs that AOTAutograd makes, traced lazily on `xla` tensors, as that backend does. The
+modules of both peers are compiled by JAX's XLA with its default options. Ours are traced without `repeats`, which would
+hide layers in calls of one function. By default our backward computes cheap values anew that `openxla` keeps; with
+`remat=none` it keeps them too.
+
+The last table counts products and reshapes of single operators: one dot for each product, no reshape that merges
+dimensions.
 """
 
 from __future__ import annotations

@@ -2,10 +2,11 @@
 
     PJRT_DEVICE=CPU JAX_PLATFORMS=cpu python benchmarks/xla_steps.py
 
-Host time is the time until the call's graph is built. Between calls the graph runs to its end, outside the timed part. The first
-call is timed to the end of its run. All peers run one seed decoder of the same seed, one after the other, each peer and depth in a
-process of its own: in one process the lazy peer leaves so much garbage, cold caches and a fragmented heap behind that a call of
-this backend takes five times as long, and layers that one depth has traced make the first call of another one cheaper.
+Host time is the time until the call's graph is built. Between calls the graph runs to its end, outside the timed part. The
+first call is timed to the end of its run. All peers run one seed decoder of the same seed, one after the other, each peer
+and depth in a process of its own: in one process the lazy peer leaves so much garbage, cold caches and a fragmented heap
+behind that a call of this backend takes five times as long, and layers that one depth has traced make the first call of
+another one cheaper.
 """
 
 from __future__ import annotations
