@@ -109,7 +109,7 @@ def show(title: str, moments: list[Moment]) -> None:
 
 def main() -> None:
     """Run the three parts and print."""
-    parser = arguments(__doc__, rounds=1000)
+    parser = arguments(__doc__, rounds=500)
     parser.add_argument("--shapes", type=int, default=100, help="how many batch sizes (default: %(default)s)")
     args = parser.parse_args()
     steps, count, kept = (60, 20, 4) if args.quick else (args.rounds, args.shapes, 16)

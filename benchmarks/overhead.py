@@ -305,7 +305,7 @@ def compare_naive(cases: dict[Case, float]) -> None:
 
 def main() -> None:
     """Run all and print."""
-    args = arguments(__doc__, rounds=300).parse_args()
+    args = arguments(__doc__, rounds=100).parse_args()
     many, rounds = (90, 30) if args.quick else (900, args.rounds)
     cases = (
         Case(many, True, max(rounds // 3, 10), "ms", 3.0),  # first, on a fresh heap

@@ -173,8 +173,8 @@ class Case:
 def cases(quick: bool) -> list[Case]:
     """All cases; `quick` divides sizes."""
     size, width, layers = (500, 128, 8) if quick else (4000, 1024, 60)
-    blocks, batch, seq = (1, 1, 16) if quick else (4, 2, 128)
-    images, pixels = (1, 64) if quick else (4, 224)
+    blocks, batch, seq = (1, 1, 16) if quick else (2, 2, 128)
+    images, pixels = (1, 64) if quick else (2, 224)
     chosen = [
         Case(f"elementwise, {size} x {size}", lambda: elementwise(size), grad=False, target=4.0),
         Case(f"MLP, SGD step of 4 x (Linear {width}, ReLU), batch 512", lambda: sgd_step(4, width, 512), grad=True, target=1.0),
@@ -182,16 +182,16 @@ def cases(quick: bool) -> list[Case]:
     ]
     if importlib.util.find_spec("transformers"):
         title = f"GPT-2, training step of {blocks} layers of small's width, batch {batch}, {seq} tokens"
-        chosen.append(Case(title, lambda: gpt2_step(blocks, batch, seq), grad=True, rounds=8))
+        chosen.append(Case(title, lambda: gpt2_step(blocks, batch, seq), grad=True, rounds=6))
     if importlib.util.find_spec("torchvision"):
         title = f"ResNet-50, inference, {images} images of {pixels} x {pixels}"
-        chosen.append(Case(title, lambda: resnet(images, pixels), grad=False, rounds=8))
+        chosen.append(Case(title, lambda: resnet(images, pixels), grad=False, rounds=6))
     return chosen
 
 
 def main() -> None:
     """Run all and print."""
-    args = arguments(__doc__, rounds=30).parse_args()
+    args = arguments(__doc__, rounds=20).parse_args()
     print_machine()
     for case in cases(args.quick):
         case.run(5 if args.quick else args.rounds)

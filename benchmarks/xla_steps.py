@@ -199,7 +199,7 @@ def training(shallow: int, deep: int, deepest: int, rounds: int) -> None:
 
 def main() -> None:
     """Run both cases and print."""
-    parser = arguments(__doc__, rounds=15)
+    parser = arguments(__doc__, rounds=10)
     parser.add_argument("--layers", type=int, nargs=2, default=(12, 100), help="without gradient (default: %(default)s)")
     parser.add_argument("--training-layers", type=int, nargs=3, default=(12, 40, 100), help="the last is for loops only")
     parser.add_argument("--one", nargs=3, metavar=("CASE", "PEER", "LAYERS"), help="measure this alone and print it as JSON")
