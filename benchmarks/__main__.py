@@ -64,7 +64,8 @@ def main() -> int:
         results.append(run(HERE / f"{script}.py", ["--quick"] * args.quick, args.limit))
         write(out, about | {"seconds": time.perf_counter() - started}, results)  # an interrupted run leaves what it has
     failed = [f"{result['script']} {result['status']}" for result in results if result["status"] != "done"]
-    console.rule(f"{out / 'README.md'}: " + ("; ".join(failed) or "all done"))
+    console.rule("done")
+    console.print("\n".join([str(out / "README.md"), *failed]))
     return bool(failed)
 
 
