@@ -36,8 +36,8 @@ lint: .venv/.stamp ## check format, lint and types
 conformance: .venv/.stamp ## run torch's operator database against eager (30 minutes) and write docs/conformance.md
 	PYTHONPATH=tests .venv/bin/python -m conformance $(CONFORMANCE_ARGS)
 
-bench: .venv/.stamp ## run every benchmark
-	for script in benchmarks/[!_]*.py; do .venv/bin/python "$$script"; done
+bench: .venv/.stamp ## run every benchmark (15 minutes) and write docs/benchmarks (BENCH_ARGS=--quick, "--only run_time hlo")
+	.venv/bin/python benchmarks $(BENCH_ARGS)
 
 env: .venv/.stamp .venv-latest/.stamp ## make both environments and report what they hold
 	.venv/bin/python -m pure_backend env

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+import _record
 from rich.box import MARKDOWN
 from rich.console import Console
 from rich.progress import Progress
@@ -114,10 +115,15 @@ def median(seconds: Sequence[Seconds], clock: str = "wall") -> float:
     return statistics.median(getattr(s, clock) for s in seconds)
 
 
+def _spread(seconds: Sequence[float]) -> dict[str, float]:
+    low, middle, high = statistics.quantiles(seconds, n=4)
+    return {"median": middle, "low": low, "high": high, "least": min(seconds), "rounds": len(seconds)}
+
+
 def summary(seconds: Sequence[float], scale: float) -> tuple[str, str, str]:
     """Median, quartiles and minimum as text, in units of `1 / scale` seconds."""
-    low, middle, high = statistics.quantiles(seconds, n=4)
-    low, middle, high, least = (scale * x for x in (low, middle, high, min(seconds)))
+    spread = _spread(seconds)
+    low, middle, high, least = (scale * spread[name] for name in ("low", "median", "high", "least"))
     digits = 1 if abs(middle) >= 100 else 2
     return f"{middle:.{digits}f}", f"{low:.{digits}f}..{high:.{digits}f}", f"{least:.{digits}f}"
 
@@ -136,6 +142,7 @@ def report(title: str, samples: Samples, base: str, unit: str = "ms", notes: Map
         for name, seconds in samples.items()
     ]
     print_table(title, ("peer", f"median {unit}", "quartiles", "min", f"/ {base}", f"CPU {unit}", "note"), rows)
+    _record.samples(title, {name: _spread([s.wall for s in seconds]) for name, seconds in samples.items()})
 
 
 def print_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -152,13 +159,22 @@ def print_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str
         console.print(table)
     console.print(f"\n**{title}**\n")
     console.print(text.get().strip(), highlight=False)
+    _record.table(title, list(headings), [list(row) for row in rows])
 
 
 def verdict(what: str, value: float, target: float, unit: str, at_most: bool = True) -> None:
     """Print whether a target is met."""
     met = value <= target if at_most else value >= target
     limit = "at most" if at_most else "at least"
-    console.print(f"\n{'MET' if met else 'MISSED'}: {what} is {value:.3g} {unit}, target {limit} {target:g} {unit}")
+    text = f"{what} is {value:.3g} {unit}, target {limit} {target:g} {unit}"
+    console.print(f"\n{'MET' if met else 'MISSED'}: {text}")
+    _record.verdict(text, value, target, unit, met)
+
+
+def remark(text: str) -> None:
+    """Print a line that belongs to the results."""
+    console.print(f"\n{text}")
+    _record.note(text)
 
 
 def print_machine() -> None:

@@ -11,22 +11,18 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import psutil
 import torch
 from _measure import arguments, console, print_machine, print_table, verdict
+from _models import DecoderConfig, SeedDecoder, counting_batches, next_token_loss
 from rich.progress import track
 from torch import nn
 
 import pure_backend
 from pure_backend.jax_bridge import compile as compiler
 from pure_backend.jax_bridge.runtimes import runtime_for
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-from seed_decoder import DecoderConfig, SeedDecoder, counting_batches, next_token_loss
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +109,7 @@ def show(title: str, moments: list[Moment]) -> None:
 
 def main() -> None:
     """Run the three parts and print."""
-    parser = arguments(__doc__, rounds=1000)
+    parser = arguments(__doc__, rounds=500)
     parser.add_argument("--shapes", type=int, default=100, help="how many batch sizes (default: %(default)s)")
     args = parser.parse_args()
     steps, count, kept = (60, 20, 4) if args.quick else (args.rounds, args.shapes, 16)

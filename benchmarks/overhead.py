@@ -30,13 +30,13 @@ import jax.numpy as jnp
 import torch
 from _measure import (
     arguments,
-    console,
     difference,
     measure,
     measure_alone,
     median,
     print_machine,
     print_table,
+    remark,
     report,
     verdict,
     warm,
@@ -288,7 +288,7 @@ def compare(case: Case) -> float:
     verdict(f"overhead over bare JAX ({case.name})", over, case.target, unit)
     if case.grad:
         alone = scale * median(samples["torch autograd"])
-        console.print(f"of which torch's autograd needs {alone:.3g} {unit} by itself")
+        remark(f"of which torch's autograd needs {alone:.3g} {unit} by itself")
     return median(samples["assume_pure"])
 
 
@@ -305,7 +305,7 @@ def compare_naive(cases: dict[Case, float]) -> None:
 
 def main() -> None:
     """Run all and print."""
-    args = arguments(__doc__, rounds=300).parse_args()
+    args = arguments(__doc__, rounds=100).parse_args()
     many, rounds = (90, 30) if args.quick else (900, args.rounds)
     cases = (
         Case(many, True, max(rounds // 3, 10), "ms", 3.0),  # first, on a fresh heap

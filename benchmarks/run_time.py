@@ -7,13 +7,18 @@ The JAX peer keeps its arguments as JAX arrays; where it trains, it computes los
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import importlib.util
 from collections.abc import Callable
 
+import _record
 import jax
 import jax.numpy as jnp
 import torch
 import torch.nn.functional as F
-from _measure import arguments, measure, print_machine, report, warm
+from _measure import arguments, measure, print_machine, ratio, report, verdict, warm
+from _models import GPT2Loss
 from torch import nn
 
 Peers = dict[str, Callable[[], object]]
@@ -56,8 +61,36 @@ def sgd_step(layers: int, width: int, batch: int) -> Peers:
     peers = {}
     for name in _compiled(nn.Identity()):
         model = _mlp(layers, width)
-        peers[name] = _torch_step(_compiled(model)[name], torch.optim.SGD(model.parameters(), lr=1e-3), x, y)
+        forward, optimizer = _compiled(model)[name], torch.optim.SGD(model.parameters(), lr=1e-3)
+        peers[name] = functools.partial(_step, lambda x, y, forward=forward: F.mse_loss(forward(x), y), optimizer, x, y)
     return peers | {"bare JAX": _jax_step(_mlp(layers, width), x, y)}
+
+
+def gpt2_step(layers: int, batch: int, seq: int) -> Peers:
+    """One step of SGD on a GPT-2 as wide as GPT-2 small."""
+    tokens = torch.randint(8192, (batch, seq))
+    peers = {}
+    for name in _compiled(nn.Identity()):
+        model = GPT2Loss(layers)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        peers[name] = functools.partial(_step, _compiled(model)[name], optimizer, tokens)
+    return peers
+
+
+def resnet(images: int, pixels: int) -> Peers:
+    """Inference of ResNet-50."""
+    import torchvision
+
+    model, x = torchvision.models.resnet50().eval(), torch.randn(images, 3, pixels, pixels)
+    return {name: (lambda f=f: f(x)) for name, f in _compiled(model).items()}
+
+
+def _step(loss_of: Callable, optimizer: torch.optim.Optimizer, *args: torch.Tensor) -> torch.Tensor:
+    optimizer.zero_grad()
+    loss = loss_of(*args)
+    loss.backward()
+    optimizer.step()
+    return loss
 
 
 def _compiled(f: Callable) -> dict[str, Callable]:
@@ -71,17 +104,6 @@ def _compiled(f: Callable) -> dict[str, Callable]:
 def _mlp(layers: int, width: int) -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(*(m for _ in range(layers) for m in (nn.Linear(width, width), nn.ReLU())))
-
-
-def _torch_step(forward: Callable, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> Callable:
-    def step():
-        optimizer.zero_grad()
-        loss = F.mse_loss(forward(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return step
 
 
 def _jax_step(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Callable:
@@ -109,27 +131,70 @@ def _array(tensor: torch.Tensor) -> jax.Array:
     return jnp.asarray(tensor.detach().numpy().copy())
 
 
+# ---------------------------------------------------------------------------------------------------------------- main
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What is measured, and what it is to reach.
+
+    Attributes:
+        title: For tables.
+        make: Makes the peers.
+        grad: Whether gradients are recorded.
+        rounds: How many are needed at most; large models take long.
+        target: How many times faster than eager it is to be, or None.
+    """
+
+    title: str
+    make: Callable[[], Peers]
+    grad: bool
+    rounds: int = 1_000
+    target: float | None = None
+
+    def run(self, rounds: int) -> None:
+        """Measure and print."""
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        with torch.set_grad_enabled(self.grad):
+            peers = self.make()
+            warm(peers)
+            samples = measure(peers, min(rounds, self.rounds))
+        report(self.title, samples, "eager")
+        for peer in peers:
+            _record.point("run-time", peer, self.title.partition(",")[0], ratio(samples, peer, "eager"))
+        if self.target is not None:
+            verdict(f"{self.title}: eager / assume_pure", ratio(samples, "eager", "assume_pure"), self.target, "times", False)
+            verdict(f"{self.title}: assume_pure / inductor", ratio(samples, "assume_pure", "inductor"), 1.0, "times")
+        if "bare JAX" in peers:
+            verdict(f"{self.title}: assume_pure / bare JAX", ratio(samples, "assume_pure", "bare JAX"), 1.05, "times")
+
+
+def cases(quick: bool) -> list[Case]:
+    """All cases; `quick` divides sizes."""
+    size, width, layers = (500, 128, 8) if quick else (4000, 1024, 60)
+    blocks, batch, seq = (1, 1, 16) if quick else (2, 2, 128)
+    images, pixels = (1, 64) if quick else (2, 224)
+    chosen = [
+        Case(f"elementwise, {size} x {size}", lambda: elementwise(size), grad=False, target=4.0),
+        Case(f"MLP, SGD step of 4 x (Linear {width}, ReLU), batch 512", lambda: sgd_step(4, width, 512), grad=True, target=1.0),
+        Case(f"small layers, {layers} x (Linear 256, Tanh), batch 64", lambda: deep(layers, 256, 64), grad=False, target=1.2),
+    ]
+    if importlib.util.find_spec("transformers"):
+        title = f"GPT-2, training step of {blocks} layers of small's width, batch {batch}, {seq} tokens"
+        chosen.append(Case(title, lambda: gpt2_step(blocks, batch, seq), grad=True, rounds=6))
+    if importlib.util.find_spec("torchvision"):
+        title = f"ResNet-50, inference, {images} images of {pixels} x {pixels}"
+        chosen.append(Case(title, lambda: resnet(images, pixels), grad=False, rounds=6))
+    return chosen
+
+
 def main() -> None:
     """Run all and print."""
-    args = arguments(__doc__, rounds=30).parse_args()
-    rounds, small = (5, True) if args.quick else (args.rounds, False)
+    args = arguments(__doc__, rounds=20).parse_args()
     print_machine()
-    torch.manual_seed(0)
-    cases = {
-        f"elementwise on {4000 >> 3 * small} x {4000 >> 3 * small}": (elementwise, (4000 >> 3 * small,), torch.no_grad),
-        f"SGD step, 4 x (Linear {1024 >> 3 * small}, ReLU), batch 512": (
-            sgd_step,
-            (4, 1024 >> 3 * small, 512),
-            torch.enable_grad,
-        ),
-        f"{60 >> 3 * small} x (Linear 256, Tanh), batch 64, no grad": (deep, (60 >> 3 * small, 256, 64), torch.no_grad),
-    }
-    for title, (make, sizes, mode) in cases.items():
-        torch._dynamo.reset()
-        with mode():
-            peers = make(*sizes)
-            warm(peers)
-            report(title, measure(peers, rounds), "eager")
+    for case in cases(args.quick):
+        case.run(5 if args.quick else args.rounds)
 
 
 if __name__ == "__main__":
