@@ -4,7 +4,8 @@ XLA:CPU fuses a chain of elementwise operators into each of its consumers, witho
 through all layers of a model: with layer norm each kernel of layer n computes the stream again from the first layer on, and
 compile time and run time grow with the square of the depth (measured: forward and backward of 50 layers compile 105 s, with
 bounds 6 s). So a barrier is put behind a value whose chain is long. XLA:CPU removes barriers before it fuses, but for
-`KEEP_BARRIERS`.
+`KEEP_BARRIERS`; it must then not find one in a small loop (about 1 KiB), since it compiles those by other means, which know
+none.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
@@ -42,6 +44,24 @@ def bounded(jaxpr: Any) -> Any:
             eqns.append(eqn)
             chains.update((v, chain) for v in eqn.outvars)
     return jaxpr if len(eqns) == len(jaxpr.eqns) else jaxpr.replace(eqns=eqns)
+
+
+def unbounded(jaxpr: Any) -> Any:
+    """An open jaxpr without barriers, for small loops; the same object if it has none."""
+    eqns = [_without_barrier(eqn) for eqn in jaxpr.eqns]
+    same = all(new is old for new, old in zip(eqns, jaxpr.eqns, strict=True))
+    return jaxpr if same else jaxpr.replace(eqns=eqns)
+
+
+def _without_barrier(eqn: Any) -> Any:
+    """The equation; in the place of a barrier, a function that returns its arguments; `jax.checkpoint` makes none."""
+    if eqn.params.get("prevent_cse"):
+        return eqn.replace(params={**eqn.params, "prevent_cse": False})
+    if eqn.primitive is not lax.optimization_barrier_p:
+        return eqn
+    avals = [v.aval for v in eqn.invars]
+    call = jax.make_jaxpr(jax.jit(lambda *values: values))(*avals).eqns[0]
+    return call.replace(invars=eqn.invars, outvars=eqn.outvars, source_info=eqn.source_info)
 
 
 def _chain(i: int, eqn: Any, chains: dict[Any, frozenset[tuple[int, int]]]) -> frozenset[tuple[int, int]]:

@@ -2,58 +2,71 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 from jax.extend import core
 
+Rewrite = Callable[[Any], Any]
 
-def rewritten(jaxpr: Any, rewrite: Callable[[Any], Any]) -> Any:
-    """A closed jaxpr with `rewrite` applied to it and to every jaxpr inside of it; the same object if nothing changes.
+_LOOPS = ("scan", "while")
+_SMALL_BYTES = 2**14
+
+
+def rewritten(jaxpr: Any, rewrite: Rewrite, in_small_loops: Rewrite) -> Any:
+    """A closed jaxpr with every jaxpr in it rewritten; the same object if nothing changes.
 
     Args:
         jaxpr: A closed jaxpr.
         rewrite: From an open jaxpr, whose inner ones are rewritten already, to another; it returns its argument to leave it
             alone. A jaxpr that several equations share is rewritten once, so that it stays one function of the HLO. Bodies of
             Pallas kernels are left alone: they are another language.
+        in_small_loops: The same, for what is inside of a loop whose results are small.
     """
-    inner = _Rewriter(rewrite).open(jaxpr.jaxpr)
+    inner = _Rewriter(rewrite, in_small_loops).open(jaxpr.jaxpr, False)
     return jaxpr if inner is jaxpr.jaxpr else core.ClosedJaxpr(inner, jaxpr.consts)
 
 
 class _Rewriter:
-    def __init__(self, rewrite: Callable[[Any], Any]) -> None:
-        self.rewrite = rewrite
-        self.done: dict[Any, Any] = {}
+    def __init__(self, rewrite: Rewrite, in_small_loops: Rewrite) -> None:
+        self.rewrites = {False: rewrite, True: in_small_loops}
+        self.done: dict[tuple[Any, bool], Any] = {}
 
-    def open(self, jaxpr: Any) -> Any:
-        if jaxpr not in self.done:
-            eqns = [self.equation(eqn) for eqn in jaxpr.eqns]
+    def open(self, jaxpr: Any, looped: bool) -> Any:
+        if (jaxpr, looped) not in self.done:
+            eqns = [self.equation(eqn, looped) for eqn in jaxpr.eqns]
             same = all(new is old for new, old in zip(eqns, jaxpr.eqns, strict=True))
-            self.done[jaxpr] = self.rewrite(jaxpr if same else jaxpr.replace(eqns=eqns))
-        return self.done[jaxpr]
+            self.done[jaxpr, looped] = self.rewrites[looped](jaxpr if same else jaxpr.replace(eqns=eqns))
+        return self.done[jaxpr, looped]
 
-    def closed(self, jaxpr: Any) -> Any:
-        inner = self.open(jaxpr.jaxpr)
+    def closed(self, jaxpr: Any, looped: bool) -> Any:
+        inner = self.open(jaxpr.jaxpr, looped)
         if inner is jaxpr.jaxpr:
             return jaxpr
-        if jaxpr not in self.done:
-            self.done[jaxpr] = core.ClosedJaxpr(inner, jaxpr.consts)
-        return self.done[jaxpr]
+        if (jaxpr, looped) not in self.done:
+            self.done[jaxpr, looped] = core.ClosedJaxpr(inner, jaxpr.consts)
+        return self.done[jaxpr, looped]
 
-    def equation(self, eqn: Any) -> Any:
+    def equation(self, eqn: Any, looped: bool) -> Any:
         if eqn.primitive.name == "pallas_call":
             return eqn
-        params = {name: self.parameter(value) for name, value in eqn.params.items()}
+        looped = looped or _is_small_loop(eqn)
+        params = {name: self.parameter(value, looped) for name, value in eqn.params.items()}
         changed = any(params[name] is not value for name, value in eqn.params.items())
         return eqn.replace(params=params) if changed else eqn
 
-    def parameter(self, value: Any) -> Any:
+    def parameter(self, value: Any, looped: bool) -> Any:
         if isinstance(value, core.ClosedJaxpr):
-            return self.closed(value)
+            return self.closed(value, looped)
         if isinstance(value, core.Jaxpr):
-            return self.open(value)
+            return self.open(value, looped)
         if isinstance(value, (tuple, list)) and any(isinstance(part, (core.ClosedJaxpr, core.Jaxpr)) for part in value):
-            parts = [self.parameter(part) for part in value]
+            parts = [self.parameter(part, looped) for part in value]
             return value if all(a is b for a, b in zip(parts, value, strict=True)) else type(value)(parts)
         return value
+
+
+def _is_small_loop(eqn: Any) -> bool:
+    sizes = [math.prod(v.aval.shape) * v.aval.dtype.itemsize for v in eqn.outvars if hasattr(v.aval, "dtype")]
+    return eqn.primitive.name in _LOOPS and sum(sizes) < _SMALL_BYTES

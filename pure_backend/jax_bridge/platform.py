@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pure_backend.jax_bridge.fusion import KEEP_BARRIERS, bounded
+from pure_backend.jax_bridge.fusion import KEEP_BARRIERS, bounded, unbounded
 from pure_backend.jax_bridge.jaxprs import rewritten
 from pure_backend.jax_bridge.pallas import interpreted
 
@@ -13,7 +13,7 @@ def for_platform(jaxpr: Any, platform: str) -> Any:
     """A closed jaxpr that the platform ("cpu", "cuda", "tpu") can run, and compiles in time."""
     if platform != "cpu":
         return jaxpr
-    return rewritten(jaxpr, lambda inner: bounded(interpreted(inner)))
+    return rewritten(jaxpr, lambda inner: bounded(interpreted(inner)), lambda inner: unbounded(interpreted(inner)))
 
 
 def compile_options(platform: str) -> dict[str, Any]:

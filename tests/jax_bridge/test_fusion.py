@@ -7,7 +7,6 @@ import pytest
 from jax.extend import core
 
 from pure_backend.jax_bridge.fusion import bounded
-from pure_backend.jax_bridge.jaxprs import rewritten
 from pure_backend.jax_bridge.lower import lowered_stage
 from pure_backend.jax_bridge.platform import compile_options, for_platform
 
@@ -72,7 +71,27 @@ def test_a_shared_function_stays_one_function():
 def test_short_chains_and_other_platforms_are_left_alone():
     jaxpr = jax.make_jaxpr(lambda x: 0.5 * x * (1 + jnp.tanh(0.8 * (x + 0.04 * x**3))))(jnp.ones(3))
     assert for_platform(jaxpr, "cpu") is jaxpr
-    assert rewritten(jaxpr, bounded) is jaxpr
+    assert bounded(jaxpr.jaxpr) is jaxpr.jaxpr
     loss, weights, x = _deep(False, 6)
     deep = jax.make_jaxpr(jax.grad(loss))(weights, x)
     assert for_platform(deep, "tpu") is deep
+
+
+@pytest.mark.parametrize("size", [2, 4096])
+def test_loops(size):
+    """XLA:CPU compiles small loops by other means, which fail on a barrier; what a large one fuses is bounded."""
+
+    def body(carry, x):
+        for _ in range(20):
+            carry = jnp.sin(carry) * x + jnp.cos(carry)
+        return jax.lax.optimization_barrier(jax.checkpoint(jnp.tanh)(carry)), carry
+
+    def loss(x):
+        return jax.lax.scan(body, x, jnp.ones((3, size)))[0].sum()
+
+    jaxpr = jax.make_jaxpr(jax.value_and_grad(loss))(jnp.ones(size))
+    rewritten = for_platform(jaxpr, "cpu")
+    assert ("optimization_barrier" in str(rewritten)) == (size > 2)
+    found = _compiled(rewritten)(jnp.ones(size))
+    for a, b in zip(found, core.jaxpr_as_fun(jaxpr)(jnp.ones(size)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)

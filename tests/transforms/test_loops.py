@@ -215,6 +215,14 @@ class Layer(nn.Module):
         return x + self.norm(self.outer(self.inner(x).relu()) * mask)
 
 
+def settle(device):
+    """Run what is lazy in one go: fetched one by one, each tensor would be a compilation of its own."""
+    if device.type == "xla":
+        import torch_xla
+
+        torch_xla.sync()
+
+
 def both(layers, x, mask, **options):
     """Outputs of the loop and of Python's on CPU, with gradients; buffers of both are compared."""
     twins, other = copy.deepcopy(layers).cpu(), x.detach().cpu().clone().requires_grad_()
@@ -224,6 +232,7 @@ def both(layers, x, mask, **options):
     torch.testing.assert_close(got.cpu(), want, rtol=1e-4, atol=1e-5)
     got.square().sum().backward()
     want.square().sum().backward()
+    settle(x.device)
     torch.testing.assert_close(x.grad.cpu(), other.grad, rtol=1e-3, atol=1e-3)
     for (name, a), b in zip(layers.named_parameters(), twins.parameters(), strict=True):
         torch.testing.assert_close(a.grad.cpu(), b.grad, rtol=1e-3, atol=1e-3, msg=name)
@@ -252,6 +261,7 @@ def test_layers_inside_a_compiled_function(repeats, checkpoint, device):
     got, want = inside(x), scan_layers(twins, y * 2, mask, checkpoint=checkpoint) + 1
     for loss in (got, want):
         loss.square().sum().backward()
+    settle(device)
     tensors = [(got, want), (x.grad, y.grad)]
     tensors += [(a.grad, b.grad) for a, b in zip(layers.parameters(), twins.parameters(), strict=True)]
     tensors += zip(layers.buffers(), twins.buffers(), strict=True)
