@@ -11,6 +11,7 @@ none.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -21,11 +22,14 @@ from jax.extend import core
 KEEP_BARRIERS = {"xla_disable_hlo_passes": "cse_barrier_expander"}
 """The compile option that makes XLA:CPU keep barriers until it has fused."""
 
+Chain = frozenset[tuple[int, int]]
+"""The operators, as (equation, its how manyeth), that one kernel would compute for a value."""
+
 _LONGEST = 32
 _LONGEST_SHARED = 8
 _PRODUCTS = ("dot_general", "conv_general_dilated", "fft", "cholesky", "lu", "qr", "eigh", "svd", "triangular_solve")
 _CALLS = ("scan", "while", "cond", "pallas_call", "custom_call", "ffi_call", "sort", "top_k", "argmax", "argmin")
-_UNFUSED = frozenset(_PRODUCTS + _CALLS)
+_UNFUSED = frozenset((*_PRODUCTS, *_CALLS, "optimization_barrier"))
 _UNFUSED_FAMILIES = ("reduce", "cum", "scatter", "random", "threefry")
 
 
@@ -33,16 +37,13 @@ def bounded(jaxpr: Any) -> Any:
     """An open jaxpr with barriers behind the values of long chains; the same object if it has none."""
     uses = Counter(v for eqn in jaxpr.eqns for v in {v for v in eqn.invars if isinstance(v, core.Var)})
     uses.update(v for v in jaxpr.outvars if isinstance(v, core.Var))
-    chains: dict[Any, frozenset[tuple[int, int]]] = {}
+    chains: dict[Any, Chain] = {}
     eqns: list[Any] = []
     for i, eqn in enumerate(jaxpr.eqns):
-        chain = _chain(i, eqn, chains)
-        shared = any(uses[v] > 1 for v in eqn.outvars)
-        if len(chain) > (_LONGEST_SHARED if shared else _LONGEST):
-            eqns += _behind_barrier(eqn)
-        else:
-            eqns.append(eqn)
-            chains.update((v, chain) for v in eqn.outvars)
+        found = dict(zip(eqn.outvars, _chains(i, eqn, chains), strict=True))
+        long = [v for v, chain in found.items() if len(chain) > (_LONGEST_SHARED if uses[v] > 1 else _LONGEST)]
+        eqns += _behind_barrier(eqn, long) if long else [eqn]
+        chains.update((v, chain) for v, chain in found.items() if v not in long)
     return jaxpr if len(eqns) == len(jaxpr.eqns) else jaxpr.replace(eqns=eqns)
 
 
@@ -64,20 +65,24 @@ def _without_barrier(eqn: Any) -> Any:
     return call.replace(invars=eqn.invars, outvars=eqn.outvars, source_info=eqn.source_info)
 
 
-def _chain(i: int, eqn: Any, chains: dict[Any, frozenset[tuple[int, int]]]) -> frozenset[tuple[int, int]]:
-    """The operators, as (equation, its how manyeth), that one kernel would compute for the results of equation i."""
+def _chains(i: int, eqn: Any, chains: dict[Any, Chain]) -> list[Chain]:
+    """The chain of each result of equation i, from those of its operands."""
     name = eqn.primitive.name
     if name in _UNFUSED or name.startswith(_UNFUSED_FAMILIES) or not all(map(_is_numeric, eqn.outvars)):
-        return frozenset()
-    inputs = [chains.get(v, frozenset()) for v in eqn.invars if isinstance(v, core.Var)]
-    own = frozenset((i, k) for k in range(min(_size(eqn), _LONGEST + 1)))
-    return own.union(*inputs)
+        return [frozenset()] * len(eqn.outvars)
+    before = frozenset[tuple[int, int]]().union(*(chains.get(v, ()) for v in eqn.invars if isinstance(v, core.Var)))
+    bodies = [value for value in eqn.params.values() if isinstance(value, (core.ClosedJaxpr, core.Jaxpr))]
+    body = getattr(bodies[0], "jaxpr", bodies[0]) if bodies else None
+    lengths = [1] * len(eqn.outvars) if body is None else _lengths(body)
+    return [before.union((i, k) for k in range(length)) if length else frozenset() for length in lengths]
 
 
-def _size(eqn: Any) -> int:
-    """How many operators an equation stands for: one, or those of the function that it calls."""
-    bodies = [value.jaxpr for value in eqn.params.values() if isinstance(value, core.ClosedJaxpr)]
-    return max([1, *(len(body.eqns) for body in bodies)])
+def _lengths(body: Any) -> list[int]:
+    """How long the chain of each result of a function is, its own operators alone."""
+    chains: dict[Any, Chain] = {}
+    for i, eqn in enumerate(body.eqns):
+        chains.update(zip(eqn.outvars, _chains(i, eqn, chains), strict=True))
+    return [len(chains.get(v, ())) if isinstance(v, core.Var) else 0 for v in body.outvars]
 
 
 def _is_numeric(v: Any) -> bool:
@@ -85,10 +90,10 @@ def _is_numeric(v: Any) -> bool:
     return dtype is not None and (jnp.issubdtype(dtype, jnp.number) or dtype == jnp.bool_)
 
 
-def _behind_barrier(eqn: Any) -> list[Any]:
-    """The equation, and a barrier between its results and those who use them."""
-    inner = [core.Var(v.aval) for v in eqn.outvars]
+def _behind_barrier(eqn: Any, long: Sequence[Any]) -> list[Any]:
+    """The equation, and a barrier between some of its results and those who use them."""
+    inner = {v: core.Var(v.aval) for v in long}
     barrier = eqn.replace(
-        primitive=lax.optimization_barrier_p, params={}, invars=inner, outvars=eqn.outvars, effects=frozenset()
+        primitive=lax.optimization_barrier_p, params={}, invars=list(inner.values()), outvars=list(inner), effects=frozenset()
     )
-    return [eqn.replace(outvars=inner), barrier]
+    return [eqn.replace(outvars=[inner.get(v, v) for v in eqn.outvars]), barrier]
