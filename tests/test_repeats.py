@@ -261,3 +261,19 @@ def test_layers_with_host_reads_are_cut():
         return x
 
     agree(f, lambda: (torch.linspace(-1, 1, 8),))
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_training_step_shares_layers_too(lowered, choice):
+    ours, twin = seeded(Stack, 5), seeded(Stack, 5)
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in (ours, twin)]
+    step = pure_backend.TrainStep(ours, optimizers[0], F.mse_loss, options={"repeats": choice})
+    (x,), target = tokens(), torch.zeros(2, 6, 4)
+    for _ in range(3):
+        step(x, target)
+        optimizers[1].zero_grad()
+        F.mse_loss(twin(x), target).backward()
+        optimizers[1].step()
+    for got, want in zip(ours.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
+    assert lowered["layer_norm"] == (5 if choice == "off" else 1)
