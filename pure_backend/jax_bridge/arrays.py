@@ -1,4 +1,4 @@
-"""Tensors seen as JAX arrays and back, over DLPack, without a copy.
+"""Tensors seen as JAX arrays and back, without a copy.
 
 Law: `to_array(t)` shares memory with `t` when `t` is contiguous and 64-byte aligned (what XLA:CPU asks for), and
 `to_tensor(a)` always shares memory with `a`.
@@ -6,19 +6,21 @@ Law: `to_array(t)` shares memory with `t` when `t` is contiguous and 64-byte ali
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import threading
 import weakref
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import torch
 
 from pure_backend import _compat
 from pure_backend.jax_bridge.avals import to_jax_dtype, to_torch_dtype
 
 _ALIGNMENT = 64
-_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 class _Entry(NamedTuple):
@@ -27,14 +29,14 @@ class _Entry(NamedTuple):
     shape: torch.Size
     stride: tuple[int, ...]
     array: jax.Array
+    uses: int  # how often the array refers to the tensor's memory: not at all if the memory is the array's own
 
 
 class ArrayViews:
     """JAX views of long-lived tensors.
 
-    `from_dlpack` costs 20-100 us a tensor, a look-up here under 1 us: with 900 parameters that is the difference between 3 and
-    80 ms a step. A view is used only while the very tensor object it was made for is alive and lies where it lay; an in-place
-    update of the tensor shows in its view because the memory is shared.
+    To make a view costs 5 us, a look-up here under 1 us. A view is used only while the very tensor object it was made for is
+    alive and lies where it lay; an in-place update of the tensor shows in its view because the memory is shared.
     """
 
     def __init__(self) -> None:
@@ -61,44 +63,54 @@ class ArrayViews:
             return entry.array
         return self._make(tensor)
 
+    def movable(self, tensors: Sequence[torch.Tensor]) -> list[bool]:
+        """Which tensors share their memory with nothing but the view that is kept here.
+
+        To be asked before a program runs: for a moment after it XLA's threads still refer to what it read.
+        """
+        _compat.release_memory()
+        return [_uses(tensor) == _uses_of_owner(tensor, self._uses_of_view(tensor)) for tensor in tensors]
+
     def move(self, tensor: torch.Tensor, array: jax.Array) -> bool:
-        """Point a tensor at an array's memory, and make the array its view.
+        """Point a tensor that is `movable` at an array's memory, and make the array its view.
 
         Returns:
-            Whether that was possible: not if anything else refers to the tensor's memory, or the layouts differ.
+            Whether that was possible: not if the layouts differ.
         """
-        entry = self._entries.pop(id(tensor), None)
-        ref = entry.ref if entry is not None and entry.ref() is tensor else None
-        del entry  # the old view shows the memory too
-        if not owns_memory(tensor):
-            return False
         value = to_tensor(array)
         if tensor.stride() != value.stride():
             return False
         tensor.data = value
-        if ref is None:
-            self.keep(tensor, array)
+        entry = self._entries.get(id(tensor))
+        if entry is None or entry.ref() is not tensor:
+            self.keep(tensor, array, 0)
         else:
-            self._entries[id(tensor)] = _Entry(ref, value.data_ptr(), tensor.shape, tensor.stride(), array)
+            self._entries[id(tensor)] = _Entry(entry.ref, value.data_ptr(), tensor.shape, tensor.stride(), array, 0)
         return True
 
-    def keep(self, tensor: torch.Tensor, array: jax.Array) -> None:
-        """Make an array that shows a tensor's memory its view."""
+    def keep(self, tensor: torch.Tensor, array: jax.Array, uses: int) -> None:
+        """Make an array that shows a tensor's memory its view; `uses` says how often it refers to that memory."""
         key, entries = id(tensor), self._entries
 
         def forget(ref: weakref.ref) -> None:
             entry = entries.get(key)
             if entry is not None and entry.ref is ref:
                 entries.pop(key, None)
+                del entry
+                _compat.release_memory()
 
         ref = weakref.ref(tensor, forget)
         with self._lock:
-            entries[key] = _Entry(ref, tensor.data_ptr(), tensor.shape, tensor.stride(), array)
+            entries[key] = _Entry(ref, tensor.data_ptr(), tensor.shape, tensor.stride(), array, uses)
+
+    def _uses_of_view(self, tensor: torch.Tensor) -> int:
+        entry = self._entries.get(id(tensor))
+        return entry.uses if entry is not None and entry.ref() is tensor and entry.pointer == tensor.data_ptr() else 0
 
     def _make(self, tensor: torch.Tensor) -> jax.Array:
         array, shared = _to_array(tensor)
         if shared:
-            self.keep(tensor, array)
+            self.keep(tensor, array, 1)
         return array
 
 
@@ -107,30 +119,38 @@ def _to_array(tensor: torch.Tensor) -> tuple[jax.Array, bool]:
     source = tensor.detach()
     if source.is_conj() or source.is_neg():
         source = source.resolve_conj().resolve_neg()
-    source = _row_major(source)
+    source = source.contiguous()
     if source.data_ptr() % _ALIGNMENT:
-        source = source.clone()  # XLA would copy too, and warn
+        source = source.clone()  # XLA would copy too
     shared = source.data_ptr() == tensor.data_ptr() and source.numel() > 0
-    if source.dtype in _FLOAT8:
-        return _float8_to_array(source), False
-    return jax.dlpack.from_dlpack(source), shared
+    if source.device.type != "cpu":
+        return jax.dlpack.from_dlpack(_row_major(source)), shared
+    return _compat.array_over(_memory_of(source), _host()), shared
+
+
+def _memory_of(tensor: torch.Tensor) -> np.ndarray:
+    """A contiguous tensor's memory. Not `tensor.numpy()`: after it torch refuses to resize the tensor for ever."""
+    dtype = to_jax_dtype(tensor.dtype)
+    if not tensor.numel():
+        return np.empty(tensor.shape, dtype)
+    memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+    memory.owner = tensor  # type: ignore[attr-defined]  # the NumPy array keeps `memory`, and that the tensor
+    return np.frombuffer(memory, dtype).reshape(tensor.shape)
+
+
+@functools.cache
+def _host() -> Any:
+    return jax.devices("cpu")[0]
 
 
 def _row_major(tensor: torch.Tensor) -> torch.Tensor:
     """The same elements with row-major strides; a dimension of size 1 may otherwise have any stride (jax issue 25066)."""
-    if not tensor.is_contiguous():
-        return tensor.contiguous()
     stride, step = [], 1
     for n in reversed(tensor.shape):
         stride.append(step)
         step *= max(n, 1)
     stride.reverse()
     return tensor if tensor.stride() == tuple(stride) else tensor.as_strided(tensor.shape, stride)
-
-
-def _float8_to_array(tensor: torch.Tensor) -> jax.Array:
-    bits = jax.dlpack.from_dlpack(tensor.view(torch.uint8))
-    return jax.lax.bitcast_convert_type(bits, to_jax_dtype(tensor.dtype))
 
 
 def to_tensor(array: jax.Array) -> torch.Tensor:
@@ -142,18 +162,19 @@ def to_tensor(array: jax.Array) -> torch.Tensor:
         return torch.from_dlpack(bits).view(to_torch_dtype(array.dtype))
 
 
-def owns_memory(tensor: torch.Tensor) -> bool:
-    """Whether nothing but this one tensor object refers to its memory: no view, no array, no saved tensor."""
-    return _uses(tensor) == (*_uses_of_a_fresh_tensor(), tensor.nbytes)
+def _uses_of_owner(tensor: torch.Tensor, views: int) -> tuple[int, int, int]:
+    """What `_uses` is where nothing but one tensor object, and so many views, refers to the tensor's memory."""
+    memory, itself = _uses_of_a_fresh_tensor()
+    return memory + views, itself, tensor.nbytes
 
 
-def _uses(tensor: torch.Tensor) -> tuple[int, ...]:
+def _uses(tensor: torch.Tensor) -> tuple[int, int, int]:
     """How often a tensor's memory and the tensor itself are referred to, from C++ and by storage objects; its bytes."""
     storage = tensor.untyped_storage()
     return torch._C._storage_Use_Count(storage._cdata), tensor._use_count(), storage.nbytes()
 
 
 @functools.cache
-def _uses_of_a_fresh_tensor() -> tuple[int, ...]:
+def _uses_of_a_fresh_tensor() -> tuple[int, int]:
     """What torch itself has, which versions differ in."""
     return _uses(torch.empty(1))[:2]

@@ -107,14 +107,16 @@ class StepPlan:
         tensors = self.tensors(args)
         inputs = [self.key(program), *tensors, self.vector(update.numbers), *update.states]
         check_valid(inputs, "a training step")
+        own = [args[i] for i in self.positions]
+        targets = [*(own[i] for i in wiring.new_values), *(update.states[i] for i in wiring.new_states)]
+        move = program.runtime.movable(targets) if self.rules.donate else [False] * len(targets)
         handles = list(program.forward(program.runtime.enter(inputs)))
         if wiring.check_finite and not bool(program.runtime.leave(handles.pop())):
             raise FloatingPointError("TrainStep: the loss or a gradient is not finite; nothing was updated")
         results: list[Any] = [None] * (max(wiring.returned) + 1)
         for position, handle in zip(wiring.returned, handles, strict=False):
             results[position] = program.runtime.leave(handle)
-        own = [args[i] for i in self.positions]
-        self.write(program, wiring, update, own, trained, handles[len(wiring.returned) :])
+        self.write(program, wiring, update, targets, move, trained, handles[len(wiring.returned) :])
         leaves = [output_leaf(output, args, results) for output in self.functional.outputs]
         return pytree.tree_unflatten(leaves, self.functional.out_spec)
 
@@ -123,19 +125,19 @@ class StepPlan:
         program: Program,
         wiring: Wiring,
         update: Update,
-        own: Sequence[torch.Tensor],
+        targets: Sequence[torch.Tensor],
+        move: Sequence[bool],
         trained: Sequence[torch.Tensor],
         handles: list[Any],
     ) -> None:
         """Make the results the contents of parameters, buffers and states; an interrupt waits until that is done."""
-        targets = [*(own[i] for i in wiring.new_values), *(update.states[i] for i in wiring.new_states)]
         made = [program.runtime.leave(handle) for handle in handles[len(targets) :]]
         new = [update.graph.made[i] for i in wiring.made]
         handles = handles[: len(targets)]
         try:
-            self.present().bytes_copied = program.runtime.assign(targets, handles, self.rules.donate)
+            self.present().bytes_copied = program.runtime.assign(targets, handles, move)
         except KeyboardInterrupt:
-            program.runtime.assign(targets, handles, self.rules.donate)
+            program.runtime.assign(targets, handles, move)
             raise
         finally:
             entries = {**update.initial, **dict(zip(new, made, strict=True))}

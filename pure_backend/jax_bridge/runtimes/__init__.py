@@ -73,13 +73,17 @@ class Runtime(Protocol):
         """The tensor of a handle that nothing else refers to."""
         ...
 
-    def assign(self, tensors: Sequence[torch.Tensor], handles: Sequence[Any], move: bool) -> int:
+    def movable(self, tensors: Sequence[torch.Tensor]) -> Sequence[bool]:
+        """Which tensors may be given other memory, because they share theirs with nobody; to be asked before a program runs."""
+        ...
+
+    def assign(self, tensors: Sequence[torch.Tensor], handles: Sequence[Any], move: Sequence[bool]) -> int:
         """Make the values of handles the contents of tensors.
 
         Args:
             tensors: Tensors of the handles' shapes and dtypes.
             handles: What nothing else refers to.
-            move: Whether a tensor that shares its memory with nobody may be given the handle's memory.
+            move: For each tensor, whether it may be given the handle's memory.
 
         Returns:
             How many bytes were copied.

@@ -1,4 +1,4 @@
-"""Plain tensors: a compiled JAX executable over DLPack views."""
+"""Plain tensors: a compiled JAX executable over views of their memory."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ class JaxRuntime:
     def enter(self, tensors: Sequence[torch.Tensor]) -> list[jax.Array]:
         """JAX arrays over the tensors' memory."""
         view = self.views
+        _compat.release_memory()  # of the call before
         if self.platform == "cuda":  # a kept view knows nothing of what torch has queued since it was made
             torch.cuda.current_stream().synchronize()
-        with _compat.x64():  # outside of it from_dlpack narrows int64
+        with _compat.x64():  # outside of it int64 becomes int32
             return [view(tensor) for tensor in tensors]
 
     def clear(self) -> None:
@@ -60,13 +61,17 @@ class JaxRuntime:
         """A tensor over the array's memory."""
         return to_tensor(handle)
 
-    def assign(self, tensors: Sequence[torch.Tensor], handles: Sequence[jax.Array], move: bool) -> int:
-        """Point tensors at the arrays' memory where nobody else shows theirs, copy the others.
+    def movable(self, tensors: Sequence[torch.Tensor]) -> list[bool]:
+        """Those whose memory only their view here shows."""
+        return self.views.movable(tensors)
+
+    def assign(self, tensors: Sequence[torch.Tensor], handles: Sequence[jax.Array], move: Sequence[bool]) -> int:
+        """Point tensors at the arrays' memory, copy where that may not be.
 
         The arrays stay their tensors' views, so the next call makes none.
         """
-        pairs = list(zip(tensors, handles, strict=True))
-        copied = [(tensor, array) for tensor, array in pairs if not (move and self.views.move(tensor, array))]
+        triples = zip(tensors, handles, move, strict=True)
+        copied = [(tensor, array) for tensor, array, may in triples if not (may and self.views.move(tensor, array))]
         if copied:
             with torch.no_grad():
                 torch._foreach_copy_([tensor for tensor, _ in copied], [to_tensor(array) for _, array in copied])

@@ -62,7 +62,11 @@ class XlaRuntime:
         """The tensor itself."""
         return handle
 
-    def assign(self, tensors: Sequence[torch.Tensor], handles: Sequence[torch.Tensor], move: bool) -> int:
+    def movable(self, tensors: Sequence[torch.Tensor]) -> Sequence[bool]:
+        """None: their memory is torch_xla's to choose."""
+        return [False] * len(tensors)
+
+    def assign(self, tensors: Sequence[torch.Tensor], handles: Sequence[torch.Tensor], move: Sequence[bool]) -> int:
         """Copy; torch_xla aliases what a step copies to an input of the same step, so no byte moves."""
         with torch.no_grad():
             torch._foreach_copy_(list(tensors), list(handles))
