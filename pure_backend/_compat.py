@@ -169,7 +169,7 @@ def _avals_on(device: Any) -> tuple[Any, Callable[..., Any]]:
 
 
 def array_over(memory: np.ndarray, device: Any) -> Any:
-    """A JAX array over NumPy memory that is 64-byte aligned; it holds on to `memory` until `release_memory`.
+    """A JAX array over NumPy memory that is 64-byte aligned; it holds on to `memory` until `memory_release()()`.
 
     `jax.dlpack.from_dlpack` would give XLA a deleter of torch's, which XLA calls on a thread of its own after a program's
     results are there, and which waits for the GIL. If the interpreter ends meanwhile, Python ends that thread and with it the
@@ -180,9 +180,12 @@ def array_over(memory: np.ndarray, device: Any) -> Any:
     return _jaxlib().batched_device_put(aval(memory.shape, memory.dtype), place, [memory], [device], True)
 
 
-def release_memory() -> None:
-    """Let go of the memory that XLA is done with; JAX does so in its own calls and in Python's collections. 50 ns if none."""
-    _jaxlib().collect_garbage()
+def memory_release() -> Callable[[], None]:
+    """A function that lets go of the memory XLA is done with, in 50 ns if there is none.
+
+    JAX does that too, in calls of its own and in Python's collections.
+    """
+    return _jaxlib().collect_garbage
 
 
 def tensor_over(array: Any) -> torch.Tensor:

@@ -18,8 +18,8 @@ class Options:
 
     Args:
         remat: Which intermediate values the forward keeps for the backward. `"auto"` keeps the results of matrix
-            products and convolutions and recomputes the cheap rest; `"none"` keeps everything JAX would keep; `"full"`
-            keeps only the inputs; a callable is used as a `jax.checkpoint` policy.
+            products, convolutions, kernels and softmax, and recomputes the cheap rest; `"none"` keeps everything JAX would
+            keep; `"full"` keeps only the inputs; a callable is used as a `jax.checkpoint` policy.
         repeats: What happens to stretches that a graph has several times (layers, a function that is called in a loop):
             `"auto"` makes them calls of one function, which is traced, differentiated and lowered once, with the same numbers;
             `"scan"` makes a loop of those that follow each other, so that compilation does not grow with depth; parameters

@@ -69,11 +69,21 @@ class _Cell:
     written: bool = False
 
 
+def _by_storage(placeholders: list[fx.Node]) -> dict[int | None, list[fx.Node]]:
+    """The inputs that lie in each storage."""
+    found: dict[int | None, list[fx.Node]] = {}
+    for p in placeholders:
+        geometry = facts(p).geometry
+        found.setdefault(geometry and geometry.storage, []).append(p)
+    return found
+
+
 class _Pass:
     def __init__(self, gm: fx.GraphModule) -> None:
         self.gm = gm
         self.graph = fx.Graph()
         self.placeholders = gm.graph.find_nodes(op="placeholder", sort=True)
+        self.inputs_of = _by_storage(self.placeholders)
         self.written = _storages_with_cells(gm)
         self.cells: dict[int, _Cell] = {}
         self.env: dict[fx.Node, fx.Node] = {}
@@ -146,7 +156,7 @@ class _Pass:
             self.detached.add(node)
 
     def visit_placeholder(self, node: fx.Node, storage: int | None) -> None:
-        sharing = [p for p in self.placeholders if facts(p).geometry and facts(p).geometry.storage == storage]
+        sharing = self.inputs_of[storage]
         if storage not in self.written or len(sharing) == 1:
             self.env[node] = self.copy(node)
             if storage in self.written:

@@ -10,6 +10,7 @@ a node stands in, so scopes whose names are literals are found there; other name
 
 from __future__ import annotations
 
+import functools
 import re
 from itertools import pairwise
 
@@ -74,6 +75,7 @@ def _scopes_of_modules(node: fx.Node, count: int) -> list[list[str]]:
     return [[name for names in scopes[a:b] for name in names] for a, b in pairwise([0, *starts, len(stack)])]
 
 
+@functools.lru_cache(4096)
 def _module_names(path: str) -> tuple[str, ...]:
     """`L['self']._modules['layers']._modules['0']` as `("layers", "0")`."""
     path = re.sub(r"\[['\"]?([^'\"\]]*)['\"]?\]", r".\1", path)

@@ -42,6 +42,7 @@ class ArrayViews:
     def __init__(self) -> None:
         self._entries: dict[int, _Entry] = {}
         self._lock = threading.Lock()
+        self._release = _compat.memory_release()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -68,7 +69,7 @@ class ArrayViews:
 
         To be asked before a program runs: for a moment after it XLA's threads still refer to what it read.
         """
-        _compat.release_memory()
+        self._release()
         return [_uses(tensor) == _uses_of_owner(tensor, self._uses_of_view(tensor)) for tensor in tensors]
 
     def move(self, tensor: torch.Tensor, array: jax.Array) -> bool:
@@ -90,14 +91,14 @@ class ArrayViews:
 
     def keep(self, tensor: torch.Tensor, array: jax.Array, uses: int) -> None:
         """Make an array that shows a tensor's memory its view; `uses` says how often it refers to that memory."""
-        key, entries = id(tensor), self._entries
+        key, entries, release = id(tensor), self._entries, self._release  # globals are gone when the interpreter ends
 
         def forget(ref: weakref.ref) -> None:
             entry = entries.get(key)
             if entry is not None and entry.ref is ref:
                 entries.pop(key, None)
                 del entry
-                _compat.release_memory()
+                release()
 
         ref = weakref.ref(tensor, forget)
         with self._lock:

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from pure_backend import _compat
+from pure_backend.jax_bridge.lowerings.values import DEAR
 from pure_backend.jax_bridge.trace import tracing
 
 
@@ -111,7 +112,7 @@ def rematerialized(function: Callable[..., Any], remat: str | Callable[..., Any]
     """A function whose derivative keeps what a residual policy says."""
     if remat == "none":
         return function
-    policy = remat if callable(remat) else {"auto": _keep_products, "full": None}[remat]
+    policy = remat if callable(remat) else {"auto": _keep_dear, "full": None}[remat]
     return jax.checkpoint(function, policy=policy and _of_real_values(policy), prevent_cse=False)
 
 
@@ -131,9 +132,9 @@ _PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "pallas_call", "cu
 _LOOPS = frozenset({"scan", "while", "cholesky", "lu", "qr", "eigh", "svd", "reduce_window", "reduce_window_max"})
 
 
-def _keep_products(primitive: Any, *_: Any, **params: Any) -> bool:
-    """Keep what is dear to compute again: products, convolutions, kernels, sorts, loops and factorizations."""
-    return primitive.name in _PRODUCTS or primitive.name in _LOOPS
+def _keep_dear(primitive: Any, *_: Any, **params: Any) -> bool:
+    """Keep what is dear to compute again: products, convolutions, kernels, sorts, loops, factorizations, softmax."""
+    return primitive.name in _PRODUCTS or primitive.name in _LOOPS or params.get("name") == DEAR
 
 
 def _plan(forward: Any, outputs: int, tree: Any, cotangents: tuple, written: frozenset[int]) -> Derivative:

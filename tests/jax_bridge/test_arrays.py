@@ -112,7 +112,7 @@ def test_xla_leaves_it_to_python_to_free_memory():
     alive = weakref.ref(memory)
     del memory, array
     assert alive() is not None
-    _compat.release_memory()
+    _compat.memory_release()()
     assert alive() is None
 
 

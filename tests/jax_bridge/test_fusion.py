@@ -46,6 +46,25 @@ def test_kernels_do_not_grow_with_depth(pre_norm):
     assert sizes[18] <= sizes[6] + 10
 
 
+def _product(lhs, rhs, summed, batch=((), ())):
+    return jax.lax.dot_general(lhs, rhs, (summed, batch))
+
+
+def _barriers(function, *shapes):
+    jaxpr = jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(shape, "float32") for shape in shapes))
+    return str(bounded(jaxpr.jaxpr)).count("optimization_barrier")
+
+
+def test_what_a_product_transposes_is_computed_before():
+    both = ((0, 1), (0, 1))
+    assert _barriers(lambda g, x: _product(g * 2, x, both), (4, 8, 6), (4, 8, 5)) == 1
+    assert _barriers(lambda g, x: _product(g, x * 2, both), (4, 8, 6), (4, 8, 5)) == 0  # the order that XLA wants
+    assert _barriers(lambda g, x: _product(g, x, both), (4, 8, 6), (4, 8, 5)) == 0  # nothing to compute
+    assert _barriers(lambda x, w: _product(x * 2, w, ((2,), (1,))), (4, 8, 6), (5, 6)) == 0
+    assert _barriers(lambda g, x: _product(g * 2, x, ((0,), (0,))), (8, 6), (8, 5)) == 0  # XLA transposes inside
+    assert _barriers(lambda g, x: _product(g * 2, x, both), (1, 8, 1), (1, 8, 5)) == 0  # the same bytes
+
+
 def test_values_are_those_of_the_program_without_barriers():
     loss, weights, x = _deep(False, 4)
     jaxpr = jax.make_jaxpr(jax.value_and_grad(loss))(weights, x)

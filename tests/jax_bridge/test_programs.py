@@ -51,6 +51,26 @@ def test_auto_keeps_products_and_recomputes_the_rest():
     assert counts["none"] > counts["auto"]
 
 
+def attention(q, k, v):
+    return torch.softmax(q @ k.transpose(-1, -2), -1) @ v
+
+
+@pytest.mark.parametrize("attend", [attention, F.scaled_dot_product_attention])
+def test_auto_keeps_the_weights_of_an_attention_and_not_its_scores(attend):
+    inputs = [torch.randn(2, 3, 8, 4, requires_grad=True) for _ in range(3)]
+    compiled(attend)(*inputs)
+    (program,) = compiling.programs._programs.values()
+    assert [r.fresh for r in program.derivative.residuals if r.input is None] == [0]
+    assert program.derivative.forward.out_avals[1].shape == (2, 3, 8, 8)
+
+
+def test_a_masked_attention_keeps_its_weights_once():
+    inputs = [torch.randn(2, 3, 8, 4, requires_grad=True) for _ in range(3)]
+    compiled(F.scaled_dot_product_attention)(*inputs, torch.rand(8, 8) > 0.5)
+    (program,) = compiling.programs._programs.values()
+    assert [a.shape for a in program.derivative.forward.out_avals[1:]].count((2, 3, 8, 8)) == 1
+
+
 def test_equal_models_share_one_program():
     functions = (lambda x, w: (x @ w).relu(), lambda a, b: (a @ b).relu(), lambda p, q: torch.relu(torch.matmul(p, q)))
     calls = [compiled(f) for f in functions]  # three graphs of Dynamo's, one program

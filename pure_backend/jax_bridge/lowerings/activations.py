@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from pure_backend.jax_bridge.lowerings.registry import Site, lowers
-from pure_backend.jax_bridge.lowerings.values import wide
+from pure_backend.jax_bridge.lowerings.values import softmax, wide
 
 
 def _activation(*names: str):
@@ -109,7 +109,7 @@ def _softmax(fn):
     return lower
 
 
-lowers("softmax", "F.softmax", "aten::_softmax")(_softmax(jax.nn.softmax))
+lowers("softmax", "F.softmax", "aten::_softmax")(_softmax(softmax))
 lowers("log_softmax", "F.log_softmax", "aten::_log_softmax")(_softmax(jax.nn.log_softmax))
 
 

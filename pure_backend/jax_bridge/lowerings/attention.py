@@ -7,10 +7,9 @@ import math
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from pure_backend.jax_bridge.lowerings.registry import Site, lowers
-from pure_backend.jax_bridge.lowerings.values import wide
+from pure_backend.jax_bridge.lowerings.values import softmax, wide
 
 
 @lowers("F.scaled_dot_product_attention", "aten::scaled_dot_product_attention")
@@ -36,8 +35,7 @@ def scaled_dot_product_attention(
         key, value = key[..., None, :, :], value[..., None, :, :]
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores = jnp.einsum("...ld,...sd->...ls", wide(query), wide(key)) * scale
-    scores, allowed = _masked(scores, attn_mask, is_causal, heads)
-    weights = _safe_softmax(scores, allowed)
+    weights = _softmax(*_masked(scores, attn_mask, is_causal, heads))
     if dropout_p > 0:
         keep = jax.random.bernoulli(site.keys.next(), 1 - dropout_p, weights.shape)
         weights = jnp.where(keep, weights / (1 - dropout_p), 0)
@@ -54,29 +52,25 @@ def flash_attention_for_cpu(site: Site, query, key, value, dropout_p=0.0, is_cau
 
 
 def _masked(scores, attn_mask, is_causal: bool, heads):
-    """Scores with the mask applied, and whether each may be attended (None: all of them)."""
-    allowed = None
-    if is_causal:
-        allowed = jnp.tril(jnp.ones(scores.shape[-2:], bool))
-    if attn_mask is not None:
-        if attn_mask.ndim > 2 and scores.ndim > len(heads) + 2:  # grouped heads
-            attn_mask = jnp.broadcast_to(attn_mask, (*heads, *attn_mask.shape[-2:]))
-            attn_mask = attn_mask.reshape(*scores.shape[:-2], *attn_mask.shape[-2:])
-        if attn_mask.dtype == jnp.bool_:
-            allowed = attn_mask
-        else:
-            scores = scores + attn_mask.astype(scores.dtype)
-            allowed = ~jnp.isneginf(scores)
-    if allowed is not None:
-        scores = jnp.where(allowed, scores, -jnp.inf)
-    return scores, allowed
+    """Scores with the mask applied, and whether each row has one that may be attended (None: all rows)."""
+    if is_causal:  # every row has its first key; torch takes no mask beside it
+        return jnp.where(jnp.tril(jnp.ones(scores.shape[-2:], bool)), scores, -jnp.inf), None
+    if attn_mask is None:
+        return scores, None
+    if attn_mask.ndim > 2 and scores.ndim > len(heads) + 2:  # grouped heads
+        attn_mask = jnp.broadcast_to(attn_mask, (*heads, *attn_mask.shape[-2:]))
+        attn_mask = attn_mask.reshape(*scores.shape[:-2], *attn_mask.shape[-2:])
+    if attn_mask.dtype == jnp.bool_:
+        scores = jnp.where(attn_mask, scores, -jnp.inf)
+        return scores, jnp.any(attn_mask, axis=-1, keepdims=True)
+    scores = scores + attn_mask.astype(scores.dtype)
+    return scores, ~jnp.all(jnp.isneginf(scores), axis=-1, keepdims=True)
 
 
-def _safe_softmax(scores, allowed):
-    if allowed is None:
-        return jax.nn.softmax(scores, axis=-1)
-    any_allowed = jnp.any(allowed, axis=-1, keepdims=True)
-    finite = jnp.where(any_allowed, scores, 0)
-    top = lax.stop_gradient(jnp.max(finite, axis=-1, keepdims=True))
-    weights = jnp.exp(finite - top)
-    return jnp.where(any_allowed, weights / jnp.sum(weights, axis=-1, keepdims=True), 0)
+def _softmax(scores, rows):
+    """Softmax of the scores, and zeros in rows without any."""
+    if rows is None:
+        return softmax(scores, -1)
+    rows = jnp.broadcast_to(rows, scores.shape)
+    weights = softmax(jnp.where(rows, scores, 0), -1)
+    return jax.lax.select(rows, weights, jnp.zeros_like(weights))

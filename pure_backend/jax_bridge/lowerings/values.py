@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
+
+DEAR = "pure_backend.dear"
+"""The name, for `jax.checkpoint`, of what `remat="auto"` keeps because it is dear to compute again."""
 
 
 def as_array(value: Any, dtype: Any) -> jax.Array:
@@ -52,6 +57,25 @@ def sgn(x: jax.Array) -> jax.Array:
 def real_dtype(dtype: Any) -> Any:
     """The dtype of the parts of a complex dtype, or the dtype itself."""
     return jnp.finfo(dtype).dtype if jnp.issubdtype(dtype, jnp.complexfloating) else dtype
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def softmax(x: jax.Array, axis: int) -> jax.Array:
+    """Softmax. Its gradient reads nothing but its values: where they are kept, the scores, which are as large, are not."""
+    return _softmax(x, axis)
+
+
+@softmax.defjvp
+def _(axis, primals, tangents):
+    weights = checkpoint_name(_softmax(primals[0], axis), DEAR)
+    moved = weights * tangents[0]
+    return weights, moved - weights * moved.sum(axis, keepdims=True)
+
+
+def _softmax(x: jax.Array, axis: int) -> jax.Array:
+    top = jax.lax.stop_gradient(jnp.max(x, axis, keepdims=True, initial=-jnp.inf))
+    weights = jnp.exp(x - top)
+    return weights / weights.sum(axis, keepdims=True)
 
 
 @jax.custom_jvp

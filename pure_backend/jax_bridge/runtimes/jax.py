@@ -26,12 +26,13 @@ class JaxRuntime:
         self.device = jax.devices(device_type)[0]
         self.fingerprint = machine(self.device)
         self.views = ArrayViews()
+        self.release = _compat.memory_release()
         self.clear()
 
     def enter(self, tensors: Sequence[torch.Tensor]) -> list[jax.Array]:
         """JAX arrays over the tensors' memory."""
         view = self.views
-        _compat.release_memory()  # of the call before
+        self.release()  # the memory of the call before
         if self.platform == "cuda":  # a kept view knows nothing of what torch has queued since it was made
             torch.cuda.current_stream().synchronize()
         with _compat.x64():  # outside of it int64 becomes int32
