@@ -15,6 +15,7 @@ from pure_backend import _compat
 from pure_backend.errors import ImpureGraphError, UnsupportedOperatorError
 from pure_backend.fx_passes.functional import Alias, Constant, Functional, Value, WriteBack
 from pure_backend.fx_passes.normalize import Normalized
+from pure_backend.fx_passes.stacks import Source, hoist_stacks
 from pure_backend.ir.donors import check_valid, donors, give_away
 from pure_backend.ir.facts import facts
 from pure_backend.ir.impurity import Impurity
@@ -37,11 +38,12 @@ class Plan:
     """All that a call with one signature does: gather, one program, write-backs, outputs. Nothing is checked here."""
 
     def __init__(
-        self, functional: Functional, program: Program, positions: Sequence[int], device: str, donors: Sequence[int] = ()
+        self, functional: Functional, program: Program, positions: Sequence[Source], device: str, donors: Sequence[int] = ()
     ) -> None:
         self.program = program
         self.donors = tuple(donors)
-        self.positions = tuple(positions)
+        self.positions = tuple(i if isinstance(i, int) else i[0] for i in positions)
+        self.stacks = tuple((place, i) for place, i in enumerate(positions) if not isinstance(i, int))
         self.storages = tuple((positions.index(i), extent) for i, extent in functional.storage_inputs.items())
         self.write_backs = functional.write_backs
         plain = [w for w in self.write_backs if not w.recorded and not w.storage]
@@ -93,6 +95,10 @@ class Plan:
     def gather(self, args: Sequence[Any]) -> list[torch.Tensor]:
         """The program's inputs: the key, then the tensors."""
         tensors = [args[i] for i in self.positions]
+        if self.stacks:
+            with torch.set_grad_enabled(bool(self.program.inputs)):
+                for place, members in self.stacks:
+                    tensors[place] = torch.stack([args[i] for i in members])
         for place, extent in self.storages:
             tensors[place] = _storage_of(tensors[place], extent)
         for place in self.moved:  # CPU scalars beside tensors on an accelerator
@@ -152,15 +158,19 @@ def plan_call(functional: Functional, reach: Callable[[torch.Tensor], frozenset[
         options: The user's options.
     """
     placeholders = functional.gm.graph.find_nodes(op="placeholder", sort=True)
-    positions = [i for i, p in enumerate(placeholders) if isinstance(facts(p).value, torch.Tensor)]
-    place = {position: i for i, position in enumerate(positions)}
+    given = [placeholders.index(node) for node in donors(functional.gm)]
+    written_back = [write_back.input for write_back in functional.write_backs]
+    sources = hoist_stacks(functional.gm, {*given, *written_back, *functional.storage_inputs})
+    placeholders = functional.gm.graph.find_nodes(op="placeholder", sort=True)
+    positions = [i for i, p in zip(sources, placeholders, strict=True) if isinstance(facts(p).value, torch.Tensor)]
+    place = {i: at for at, source in enumerate(positions) for i in ((source,) if isinstance(source, int) else source)}
     results = functional.gm.graph.output_node().args[0]
     reached = [
         frozenset(place[i] for i in reach(facts(node).value)) if carries else frozenset()
         for node, carries in zip(results, functional.differentiable, strict=True)
     ]
-    given_away = [place[i] for i in map(placeholders.index, donors(functional.gm)) if i in place]
-    written = sorted({place[write_back.input] for write_back in functional.write_backs} | set(given_away))
+    given_away = [place[i] for i in given if i in place]
+    written = sorted({place[i] for i in written_back} | set(given_away))
     program = compile_graph(functional.gm, functional.differentiable, reached, written, device, options.remat)
     return Plan(functional, program, positions, device, given_away if device == "xla" else ())
 

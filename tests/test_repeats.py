@@ -113,6 +113,39 @@ def test_a_loop_does_not_grow_with_depth(lowered):
     dots = [text.count("stablehlo.dot_general") for text in lowered["texts"]]
     assert dots[:2] == dots[2:]
     assert "stablehlo.while" in lowered["texts"][0]
+    inputs = [text.partition("@main(")[2].partition(" {\n")[0].count("%arg") for text in lowered["texts"]]
+    assert inputs[:2] == inputs[2:]  # parameters are stacked before
+    assert not any("stablehlo.concatenate" in text for text in lowered["texts"])
+
+
+def frozen(depth):
+    model = seeded(Stack, depth)
+    model.layers[1].requires_grad_(False)
+    return model
+
+
+def alternating(depth):
+    model = seeded(Stack, 2)
+    model.layers = nn.ModuleList([*model.layers] * (depth // 2))
+    return model
+
+
+@pytest.mark.parametrize("make", [frozen, alternating])
+@pytest.mark.parametrize("choice", ["auto", "scan"])
+def test_layers_that_share_or_freeze_parameters(device, make, choice):
+    agree(make(4), tokens, device=device, grad=True, options={"repeats": choice})
+
+
+def test_gradients_of_stacked_parameters_are_added_and_changed_in_place():
+    model = seeded(Stack, 4)
+    eager, f = copy.deepcopy(model), compiled(model, options={"repeats": "scan"})
+    for f, m in ((f, model), (eager, eager)):
+        for _ in range(2):
+            step(f, *tokens())
+        nn.utils.clip_grad_norm_(m.parameters(), 1e-3)
+        m.layers[0].up.weight.grad.zero_()
+    for a, b in zip(model.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
 
 
 def test_as_many_residuals_as_without():

@@ -54,6 +54,7 @@ class Chain:
         carried: Inputs that are a result of the turn before: `(input, result)`. Their operand is for the first turn.
         own: Inputs for which each turn has an operand of its own; the others are the same in all turns.
         wanted: The results that are used: `(turn, result)`.
+        stacked: Those of `own` whose operands are given as one, stacked along a new first dimension.
     """
 
     gm: fx.GraphModule
@@ -61,18 +62,20 @@ class Chain:
     carried: tuple[tuple[int, int], ...]
     own: tuple[int, ...]
     wanted: tuple[tuple[int, int], ...]
+    stacked: frozenset[int] = frozenset()
 
     __name__ = "chain"
 
     @property
     def text(self) -> str:
         """What it does, but for the graph."""
-        return f"chain:{self.turns}:{self.carried}:{self.own}:{self.wanted}"
+        return f"chain:{self.turns}:{self.carried}:{self.own}:{self.wanted}:{sorted(self.stacked)}"
 
     def by_input(self, operands: Sequence[Any]) -> list[Any]:
-        """The operands of each input, in a list where each turn has its own."""
-        remaining, count = iter(operands), len(operands) - (self.turns - 1) * len(self.own)
-        return [[next(remaining) for _ in range(self.turns)] if i in self.own else next(remaining) for i in range(count)]
+        """The operands of each input, in a list where each turn has one."""
+        apart = set(self.own) - self.stacked
+        remaining, count = iter(operands), len(operands) - (self.turns - 1) * len(apart)
+        return [[next(remaining) for _ in range(self.turns)] if i in apart else next(remaining) for i in range(count)]
 
     def __call__(self, *operands: Any) -> tuple:
         inputs = self.by_input(operands)

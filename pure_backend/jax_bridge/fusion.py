@@ -6,9 +6,9 @@ compile time and run time grow with the square of the depth (measured: forward a
 bounds 6 s). So a barrier is put behind a value whose chain is long.
 
 A product that sums over leading dimensions, as the gradient of a weight does, is preceded by a copy that makes them the last
-ones, and XLA:CPU fuses the chain into that copy: it then computes in the order of the transposed result, and reads each operand of
-the chain with a stride (measured: the gradient of a gated layer's weight 2.1 and 2.6 ms, with a barrier 1.3 and 0.7, in jaxlib
-0.8 and 0.10). So a barrier is put behind such an operand, too.
+ones, and XLA:CPU fuses the chain into that copy: it then computes in the order of the transposed result, and reads each operand
+of the chain with a stride (measured: the gradient of a gated layer's weight 2.1 and 2.6 ms, with a barrier 1.3 and 0.7, in
+jaxlib 0.8 and 0.10). So a barrier is put behind such an operand, too.
 
 XLA:CPU removes barriers before it fuses, but for
 `KEEP_BARRIERS`; it must then not find one in a small loop (about 1 KiB), since it compiles those by other means, which know

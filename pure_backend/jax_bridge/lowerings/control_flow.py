@@ -200,7 +200,7 @@ def chain(site: Site, *operands):
         return [arrays[result] for _, result in spec.carried], [arrays[result] for result in kept]
 
     kept = sorted({result for _, result in spec.wanted})
-    stacked = [_stacked(*inputs[i]) for i in spec.own]
+    stacked = [inputs[i] if i in spec.stacked else _stacked(*inputs[i]) for i in spec.own]
     init = [inputs[i] for i, _ in spec.carried]
     _, ys = lax.scan(step, init, (jnp.arange(spec.turns, dtype=jnp.uint32), *stacked))
     site.keys.note_body(body.draws)

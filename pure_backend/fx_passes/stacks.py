@@ -1,0 +1,75 @@
+"""What each turn of a loop has of its own, stacked before the program and not in it.
+
+Before: `%y = chain(body, 3 turns)(%x, %w0, %w1, %w2)` with an input for each of `%w0, %w1, %w2`.
+After:  `%y = chain(body, 3 turns)(%x, %w)` with one input `%w`, their stack.
+
+XLA compiles the stacking of 900 parameters, and the taking apart of their gradients, longer than the loop itself; torch stacks
+them in nine operators, and its autograd takes the gradients apart as views.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from pure_backend.ir.facts import Facts, facts
+from pure_backend.ir.region import Chain
+
+Source = int | tuple[int, ...]
+"""The input that a placeholder stands for, or the inputs that it is the stack of."""
+
+
+def hoist_stacks(gm: fx.GraphModule, kept: Collection[int]) -> list[Source]:
+    """Give loops the stacks of inputs that nothing else reads, in place.
+
+    Args:
+        gm: A functional graph.
+        kept: Positions of inputs that stay what they are.
+
+    Returns:
+        What each placeholder of the changed graph stands for.
+    """
+    placeholders = gm.graph.find_nodes(op="placeholder", sort=True)
+    sources: dict[fx.Node, Source] = {p: i for i, p in enumerate(placeholders)}
+    for node in [node for node in gm.graph.nodes if isinstance(node.target, Chain)]:
+        stacked = {}
+        for i, operands in enumerate(node.target.by_input(node.args)):
+            if isinstance(operands, list) and _may_be_stacked(operands, node, sources, kept):
+                stacked[i] = _stack(gm.graph, operands, sources)
+        if stacked:
+            _give(node, stacked)
+    for node in placeholders:
+        if node not in sources:
+            gm.graph.erase_node(node)
+    gm.graph.lint()
+    gm.recompile()
+    return [sources[node] for node in gm.graph.find_nodes(op="placeholder", sort=True)]
+
+
+def _may_be_stacked(operands: Sequence[fx.Node], loop: fx.Node, sources: Any, kept: Collection[int]) -> bool:
+    inputs = all(node.op == "placeholder" and list(node.users) == [loop] and sources.get(node) not in kept for node in operands)
+    known = {sources.get(node) is not None for node in operands} == {True}
+    return known and inputs and len({facts(node).value.requires_grad for node in operands}) == 1
+
+
+def _stack(graph: fx.Graph, operands: Sequence[fx.Node], sources: dict[fx.Node, Source]) -> fx.Node:
+    """A placeholder for the stack of these, before the first of them."""
+    with graph.inserting_before(operands[0]), torch.enable_grad():
+        stack = graph.placeholder(f"stack_{operands[0].name}")
+        stack.meta["facts"] = Facts.of(torch.stack([facts(node).value for node in operands]))
+    sources[stack] = tuple(sources[node] for node in operands)  # type: ignore[misc]
+    for node in set(operands):
+        del sources[node]
+    return stack
+
+
+def _give(loop: fx.Node, stacked: dict[int, fx.Node]) -> None:
+    """Make stacks the operands of a loop."""
+    operands = enumerate(loop.target.by_input(loop.args))
+    given = [[stacked[i]] if i in stacked else node if isinstance(node, list) else [node] for i, node in operands]
+    loop.target = dataclasses.replace(loop.target, stacked=loop.target.stacked | frozenset(stacked))
+    loop.args = tuple(node for nodes in given for node in nodes)
