@@ -139,9 +139,9 @@ def test_layers_that_share_or_freeze_parameters(device, make, choice):
 def test_gradients_of_stacked_parameters_are_added_and_changed_in_place():
     model = seeded(Stack, 4)
     eager, f = copy.deepcopy(model), compiled(model, options={"repeats": "scan"})
-    for f, m in ((f, model), (eager, eager)):
+    for function, m in ((f, model), (eager, eager)):
         for _ in range(2):
-            step(f, *tokens())
+            step(function, *tokens())
         nn.utils.clip_grad_norm_(m.parameters(), 1e-3)
         m.layers[0].up.weight.grad.zero_()
     for a, b in zip(model.parameters(), eager.parameters(), strict=True):

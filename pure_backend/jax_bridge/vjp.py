@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,7 +40,7 @@ class Derivative:
     Attributes:
         forward: Closed jaxpr `(*inputs) -> (*outputs, *fresh residuals)`.
         residuals: The residuals of the backward, in order.
-        backward: Function `(residuals, cotangents) -> gradients`; a cotangent may be None.
+        backward: Function `(residuals, cotangents) -> gradients`.
         avals: The residuals' abstract values.
     """
 
@@ -140,54 +141,41 @@ def _keep_dear(primitive: Any, *_: Any, **params: Any) -> bool:
 def _plan(forward: Any, outputs: int, tree: Any, cotangents: tuple, written: frozenset[int]) -> Derivative:
     """Which residuals are inputs, which repeat, and which the backward does not use."""
     saved = forward.jaxpr.outvars[outputs:]
-    used = _used_residuals(tree, saved, cotangents)
+    pullback, used = _pullback(tree, saved, cotangents)
     position = {v: i for i, v in enumerate(forward.jaxpr.invars) if i not in written}
     fresh: dict[Any, int] = {}
-    slots: list[int | None] = []  # for each leaf of the vjp: its slot among the distinct residuals
-    residuals: list[Residual] = []
-    index: dict[Any, int] = {}
-    for atom, needed in zip(saved, used, strict=True):
-        literal = isinstance(atom, core.Literal)
-        if literal or not needed:
-            slots.append(None)
+    residuals: dict[Any, Residual] = {}
+    needed = list(itertools.compress(saved, used))
+    for atom in needed:
+        if isinstance(atom, core.Literal) or atom in residuals:
             continue
-        if atom not in index:
-            index[atom] = len(residuals)
-            if atom in position:
-                residuals.append(Residual(position[atom], None))
-            else:
-                residuals.append(Residual(None, fresh.setdefault(atom, len(fresh))))
-        slots.append(index[atom])
+        if atom in position:
+            residuals[atom] = Residual(position[atom], None)
+        else:
+            residuals[atom] = Residual(None, fresh.setdefault(atom, len(fresh)))
     kept = [*forward.jaxpr.outvars[:outputs], *fresh]
     forward = core.ClosedJaxpr(_compat.with_outputs(forward.jaxpr, kept), forward.consts)
-    unique = list(index)
-    blanks = [atom.val if isinstance(atom, core.Literal) else _zeros(atom) for atom in saved]
+    slot = {atom: i for i, atom in enumerate(residuals)}
+    given = used[len(saved) :]
 
     def backward(values, cotangents):
-        leaves = [blanks[i]() if callable(blanks[i]) else blanks[i] for i in range(len(slots))]
-        leaves = [leaf if slot is None else values[slot] for leaf, slot in zip(leaves, slots, strict=True)]
+        leaves = [atom.val if isinstance(atom, core.Literal) else values[slot[atom]] for atom in needed]
+        return tuple(pullback(*leaves, *itertools.compress(cotangents, given)))
+
+    return Derivative(forward, tuple(residuals.values()), backward, tuple(map(_aval, residuals)))
+
+
+def _pullback(tree: Any, saved: Sequence[Any], cotangents: tuple) -> tuple[Callable[..., Any], list[bool]]:
+    """The vjp as a function of those leaves and cotangents that it reads, and which of them it does."""
+
+    def backward(leaves, cotangents):
         vjp = jax.tree.unflatten(tree, leaves)
         return tuple(conjugate(g) for g in vjp(tuple(conjugate(c) for c in cotangents)))
 
-    return Derivative(forward, tuple(residuals), backward, tuple(_aval(v) for v in unique))
-
-
-def _zeros(atom: Any) -> Callable[[], jax.Array]:
-    aval = _aval(atom)
-    return lambda: jnp.zeros(aval.shape, aval.dtype)
-
-
-def _used_residuals(tree: Any, saved: Sequence[Any], cotangents: tuple) -> list[bool]:
-    """Which leaves of the vjp the backward reads."""
-
-    def backward(leaves, cotangents):
-        return jax.tree.unflatten(tree, leaves)(cotangents)
-
-    leaves = [_aval(v) for v in saved]
     with tracing():
-        jaxpr = jax.make_jaxpr(backward)(leaves, cotangents)
-    _, used = _compat.dce_jaxpr(jaxpr.jaxpr)
-    return list(used[: len(leaves)])
+        jaxpr = jax.make_jaxpr(backward)([_aval(v) for v in saved], cotangents)
+    pruned, used = _compat.dce_jaxpr(jaxpr.jaxpr)
+    return core.jaxpr_as_fun(core.ClosedJaxpr(pruned, jaxpr.consts)), used
 
 
 def conjugate(value: jax.Array) -> jax.Array:
