@@ -40,7 +40,7 @@ def arguments(description: str | None, rounds: int) -> argparse.ArgumentParser:
 
 
 def warm(
-    peers: Mapping[str, Callable[[], object]], after: Callable[[], object] = lambda: None, calls: int = 3
+    peers: Mapping[str, Callable[[], object]], after: Callable[[], object] | None = None, calls: int = 3
 ) -> dict[str, float]:
     """Call every peer a few times to let it compile.
 
@@ -64,7 +64,7 @@ def warm(
 def measure(
     peers: Mapping[str, Callable[[], object]],
     rounds: int,
-    after: Callable[[], object] = lambda: None,
+    after: Callable[[], object] | None = None,
 ) -> Samples:
     """Time one call of every peer in each round, each round starting with another peer.
 
@@ -84,19 +84,21 @@ def measure(
     return samples
 
 
-def measure_alone(name: str, peer: Callable[[], object], rounds: int, after: Callable[[], object] = lambda: None) -> Samples:
+def measure_alone(name: str, peer: Callable[[], object], rounds: int, after: Callable[[], object] | None = None) -> Samples:
     """Warm and time a peer before the others have run; what they leave on the heap slows it down later."""
     peers = {f"{name} alone": peer}
     warm(peers, after)
     return measure(peers, rounds, after)
 
 
-def _time(peer: Callable[[], object], after: Callable[[], object]) -> Seconds:
+def _time(peer: Callable[[], object], after: Callable[[], object] | None) -> Seconds:
     cpu, started = time.process_time(), time.perf_counter()
     result = peer()
+    if after is None:  # who frees a result at once, and who at the next call, pays for it here
+        del result
     seconds = Seconds(time.perf_counter() - started, time.process_time() - cpu)
-    after()
-    del result
+    if after is not None:
+        after()
     return seconds
 
 
