@@ -130,7 +130,14 @@ def alternating(depth):
     return model
 
 
-@pytest.mark.parametrize("make", [frozen, alternating])
+def crossed(depth):
+    model = seeded(Stack, depth)
+    for before, layer in zip(model.layers, model.layers[1:], strict=False):
+        layer.up, layer.gate = before.gate, before.up
+    return model
+
+
+@pytest.mark.parametrize("make", [frozen, alternating, crossed])
 @pytest.mark.parametrize("choice", ["auto", "scan"])
 def test_layers_that_share_or_freeze_parameters(device, make, choice):
     agree(make(4), tokens, device=device, grad=True, options={"repeats": choice})

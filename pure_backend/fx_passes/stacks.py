@@ -10,7 +10,9 @@ them in nine operators, and its autograd takes the gradients apart as views.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
@@ -23,7 +25,7 @@ Source = int | tuple[int, ...]
 """The input that a placeholder stands for, or the inputs that it is the stack of."""
 
 
-def hoist_stacks(gm: fx.GraphModule, kept: Collection[int]) -> list[Source]:
+def hoist_stacks(gm: fx.GraphModule, kept: AbstractSet[int]) -> list[Source]:
     """Give loops the stacks of inputs that nothing else reads, in place.
 
     Args:
@@ -35,10 +37,13 @@ def hoist_stacks(gm: fx.GraphModule, kept: Collection[int]) -> list[Source]:
     """
     placeholders = gm.graph.find_nodes(op="placeholder", sort=True)
     sources: dict[fx.Node, Source] = {p: i for i, p in enumerate(placeholders)}
-    for node in [node for node in gm.graph.nodes if isinstance(node.target, Chain)]:
-        stacked = {}
+    loops = [node for node in gm.graph.nodes if isinstance(node.target, Chain)]
+    if not loops:
+        return list(range(len(placeholders)))
+    for node in loops:
+        stacked, uses = {}, Counter(node.args)
         for i, operands in enumerate(node.target.by_input(node.args)):
-            if isinstance(operands, list) and _may_be_stacked(operands, node, sources, kept):
+            if isinstance(operands, list) and _may_be_stacked(operands, node, uses, sources, kept):
                 stacked[i] = _stack(gm.graph, operands, sources)
         if stacked:
             _give(node, stacked)
@@ -50,10 +55,14 @@ def hoist_stacks(gm: fx.GraphModule, kept: Collection[int]) -> list[Source]:
     return [sources[node] for node in gm.graph.find_nodes(op="placeholder", sort=True)]
 
 
-def _may_be_stacked(operands: Sequence[fx.Node], loop: fx.Node, sources: Any, kept: Collection[int]) -> bool:
-    inputs = all(node.op == "placeholder" and list(node.users) == [loop] and sources.get(node) not in kept for node in operands)
-    known = {sources.get(node) is not None for node in operands} == {True}
-    return known and inputs and len({facts(node).value.requires_grad for node in operands}) == 1
+def _may_be_stacked(operands: Sequence[fx.Node], loop: fx.Node, uses: Any, sources: Any, kept: AbstractSet[int]) -> bool:
+    """Whether nothing but these operands of this loop reads these inputs, and all or none of them have a gradient."""
+    here = Counter(operands)
+    if any(uses[node] != here[node] or list(node.users) != [loop] or node.op != "placeholder" for node in here):
+        return False
+    values = [facts(node).value for node in here]
+    tensors = all(isinstance(value, torch.Tensor) for value in values)
+    return tensors and not any(sources[node] in kept for node in here) and len({v.requires_grad for v in values}) == 1
 
 
 def _stack(graph: fx.Graph, operands: Sequence[fx.Node], sources: dict[fx.Node, Source]) -> fx.Node:
