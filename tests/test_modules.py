@@ -47,6 +47,11 @@ def test_norms(name, train, device):
     agree(copy.deepcopy(module).train(train), lambda: (wave(*shape).requires_grad_(),), device=device, grad=True, tol=1e-4)
 
 
+def test_an_empty_batch(device):
+    """It leaves the statistics alone."""
+    agree(nn.BatchNorm1d(3), lambda: (torch.zeros(0, 3, 4, requires_grad=True),), device=device, grad=True)
+
+
 class Twice(nn.Module):
     """One layer used twice in a call: its statistics move twice."""
 

@@ -74,6 +74,15 @@ def _running(stat, new, momentum):
     return ((1 - momentum) * wide(stat) + momentum * new).astype(stat.dtype)
 
 
+def _moved(x, running_mean, running_var, mean, var, momentum) -> tuple:
+    """The running statistics after a batch `x`, which leaves them alone where it has no elements."""
+    if not x.size:
+        return running_mean, running_var
+    n = x.size // x.shape[1]
+    mean, var = lax.stop_gradient(mean), lax.stop_gradient(var) * (n / max(n - 1, 1))
+    return _running(running_mean, mean, momentum), _running(running_var, var, momentum)
+
+
 @lowers("F.batch_norm")
 @updates
 def batch_norm(site: Site, x, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5):
@@ -90,9 +99,7 @@ def batch_norm(site: Site, x, running_mean, running_var, weight=None, bias=None,
     out = _affine(out, weight, bias, shape).astype(site.dtype)
     if not site.writes:
         return out
-    n = x.size // x.shape[1]
-    mean, var = lax.stop_gradient(mean.reshape(-1)), lax.stop_gradient(var.reshape(-1)) * (n / max(n - 1, 1))
-    return out, _running(running_mean, mean, momentum), _running(running_var, var, momentum)
+    return out, *_moved(x, running_mean, running_var, mean.reshape(-1), var.reshape(-1), momentum)
 
 
 @lowers("F.instance_norm")
@@ -159,12 +166,7 @@ def native_batch_norm(site: Site, x, weight, bias, running_mean, running_var, tr
     results = (_affine(out, weight, bias, shape), mean, lax.rsqrt(var + eps))
     if len(site.out) == 3:
         return results
-    n = x.size // x.shape[1]
-    return (
-        *results,
-        _running(running_mean, mean, momentum),
-        _running(running_var, var * (n / max(n - 1, 1)), momentum),
-    )
+    return *results, *_moved(x, running_mean, running_var, mean, var, momentum)
 
 
 @lowers("aten::_native_batch_norm_legit_no_training")
