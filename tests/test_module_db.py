@@ -1,7 +1,7 @@
 """Torch's own database of modules (`torch.testing._internal.common_modules.module_db`), compiled against eager.
 
 The suite runs the first inputs of each module, in training, and in evaluation where that is another computation.
-`python tests/test_module_db.py [NAME ...]` runs all of them and prints a row for each module that differs, raises or is left to eager.
+`python tests/test_module_db.py [NAME ...]` runs all and prints a row for each module: what differs, raises or is left to eager.
 """
 
 import copy
@@ -31,7 +31,7 @@ TOLERANCE = 1e-4
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How one input of a module went: `passes` as compiled programs, `eager`, `no graph`, or `refused` by torch itself, and why."""
+    """How one input of a module went: `passes` in programs, `eager`, `no graph`, or `refused` by torch; and why."""
 
     how: str
     reason: str = ""
@@ -102,6 +102,10 @@ def results(sample: Sample, device: Any, wrap: Any) -> dict[str, torch.Tensor]:
     leaves |= {f"gradient of {name}": t.grad for name, t in named if t.grad is not None}
     leaves |= {f"buffer {name}": t for name, t in module.named_buffers()}
     return {name: tensor.detach() for name, tensor in leaves.items()}
+
+
+def cotangent(head: torch.Tensor) -> torch.Tensor:
+    return torch.cos(torch.arange(head.numel(), dtype=head.dtype)).view(head.shape).to(head.device)
 
 
 def move(arguments: Any, device: Any) -> Any:
