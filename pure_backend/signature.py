@@ -13,6 +13,7 @@ import jax
 import torch
 
 from pure_backend import _compat
+from pure_backend.ir.describe import dispatches
 
 
 def signature(args: Sequence[Any], overlaps_count: bool) -> tuple[Any, ...]:
@@ -26,13 +27,15 @@ def signature(args: Sequence[Any], overlaps_count: bool) -> tuple[Any, ...]:
 
 
 def _seen(tensor: torch.Tensor) -> tuple[Any, ...]:
-    place = (tensor.shape, tensor.stride()) if has_strides(tensor) else (tensor.layout, tensor.is_nested)
+    place = (tensor.shape, tensor.stride()) if has_strides(tensor) else (tensor.layout, tensor.is_nested, type(tensor))
     return (*place, tensor.dtype, tensor.requires_grad, tensor.device)
 
 
 def has_strides(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is dense: sparse and nested ones have no strides, and run in eager whatever their shapes are."""
-    return tensor.layout is torch.strided and not tensor.is_nested
+    """Whether a tensor is memory with strides: sparse ones, nested ones and those that dispatch run in eager whatever their
+    shapes are.
+    """
+    return tensor.layout is torch.strided and not tensor.is_nested and not dispatches(tensor)
 
 
 class Guard:

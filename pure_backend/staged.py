@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from pure_backend.fx_passes.partition import Stage, for_arguments
 from pure_backend.fx_passes.regions import changes_mode
+from pure_backend.ir.describe import dispatches
 from pure_backend.ir.impurity import Impurity
 from pure_backend.ir.modes import modes_kept
 
@@ -28,10 +30,20 @@ class EagerStage:
 
     def __call__(self, args: Sequence[Any]) -> Any:
         """What the stage's graph returns."""
-        if not self.has_modes:
+        with contextlib.ExitStack() as stack:
+            if self.has_modes:
+                stack.enter_context(modes_kept())
+            if any(map(_is_traced_subclass, args)):
+                stack.enter_context(torch._C.DisableTorchFunctionSubclass())
             return fx.Interpreter(self.gm).run(*args)
-        with modes_kept():
-            return fx.Interpreter(self.gm).run(*args)
+
+
+def _is_traced_subclass(value: Any) -> bool:
+    """Whether Dynamo has traced through a tensor's `__torch_function__` already: not for one that also dispatches."""
+    return isinstance(value, torch.Tensor) and type(value) not in _PLAIN and not dispatches(value)
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 class PureStage:

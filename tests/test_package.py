@@ -22,7 +22,7 @@ ARROWS = {
     "_compat": {"errors"},
     "fx_passes": {"errors", "options", "ir"},
     "jax_bridge": {"errors", "options", "counters", "ir", "_compat"},
-    "signature": {"_compat"},
+    "signature": {"_compat", "ir"},
     "signature_difference": {"ir", "signature"},
     "logs": set(),
     "custom_ops": {"errors", "counters", "ir", "_compat", "jax_bridge"},

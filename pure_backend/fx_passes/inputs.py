@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from pure_backend.errors import DeviceError
 from pure_backend.ir.describe import describe_tensor, unsuitable_tensor
@@ -46,9 +47,11 @@ def argument_name(placeholder: fx.Node) -> str:
 def fake_inputs(gm: fx.GraphModule, args: Sequence[Any]) -> tuple[FakeTensorMode, list[Any]]:
     """Fake tensors of the arguments: same sizes, strides, shared storages and gradient flags, no memory.
 
-    A tensor that no program can take (sparse, quantized, nested) becomes an `Unknown` that says so by the argument's name.
+    A tensor that no program can take (sparse, quantized, nested, a subclass that dispatches) becomes an `Unknown` that says so
+    by the argument's name.
     """
-    mode = FakeTensorMode()
+    # A shape environment, for jagged tensors that the graph makes; it gives no symbols, so host reads are found as without one.
+    mode = FakeTensorMode(shape_env=ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False))
     placeholders = gm.graph.find_nodes(op="placeholder", sort=True)
     with torch.inference_mode(False):
         return mode, [_fake(node, arg, mode) for node, arg in zip(placeholders, args, strict=True)]

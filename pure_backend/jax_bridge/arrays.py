@@ -18,6 +18,8 @@ import numpy as np
 import torch
 
 from pure_backend import _compat
+from pure_backend.errors import UnsupportedOperatorError
+from pure_backend.ir.describe import dispatches
 from pure_backend.jax_bridge.avals import to_jax_dtype, to_torch_dtype
 
 _ALIGNMENT = 64
@@ -116,7 +118,14 @@ class ArrayViews:
 
 
 def _to_array(tensor: torch.Tensor) -> tuple[jax.Array, bool]:
-    """An array with a tensor's values, and whether it shows the tensor's own memory."""
+    """An array with a tensor's values, and whether it shows the tensor's own memory.
+
+    Raises:
+        UnsupportedOperatorError: The tensor is of a subclass that dispatches: its memory is not its value.
+    """
+    if dispatches(tensor):
+        name = type(tensor).__name__
+        raise UnsupportedOperatorError(f"a program was given a {name} where it takes a plain tensor: call it on a plain one")
     source = tensor.detach()
     if source.is_conj() or source.is_neg():
         source = source.resolve_conj().resolve_neg()
