@@ -23,6 +23,7 @@ from pure_backend.fx_passes.inline import inline_checkpoints
 from pure_backend.fx_passes.mutation import functionalize
 from pure_backend.fx_passes.normalize import Normalized, normalize
 from pure_backend.fx_passes.partition import partition
+from pure_backend.ir.failures import graph_failure
 from pure_backend.ir.impurity import Impurity
 from pure_backend.options import Options
 from pure_backend.passes import functional_graph, outline_repeats
@@ -79,13 +80,15 @@ def compiled_graph(normalized: Normalized, options: Options) -> Specializations:
         functional, reach, device = functional_graph(gm, args)
         if options.verify is not False:  # it compares node by node
             return verified(plan_call(functional, reach, device, options), gm, functional, options.verify)
-        outlined = outline_repeats(functional.gm, options.repeats)
+        shared = options.repeats != "off"
         try:
+            shared = outline_repeats(functional.gm, options.repeats)
             return plan_call(functional, reach, device, options)
-        except ImpureGraphError:
-            if not outlined:
+        except Exception as error:
+            graph_failure(error)
+            if not shared:
                 raise
-            return plan_call(functionalize(gm), reach, device, options)  # names each node that has no lowering
+        return plan_call(functionalize(gm), reach, device, options)  # names each node that has no lowering
 
     def specialize_inlined(args: Sequence[Any]) -> Any:
         try:

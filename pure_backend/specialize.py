@@ -12,13 +12,14 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from pure_backend import _compat
-from pure_backend.errors import ImpureGraphError, UnsupportedOperatorError
 from pure_backend.fx_passes.functional import Alias, Constant, Functional, Value, WriteBack
 from pure_backend.fx_passes.normalize import Normalized
 from pure_backend.fx_passes.stacks import Source, hoist_stacks
 from pure_backend.ir.donors import check_valid, donors, give_away
 from pure_backend.ir.facts import facts
+from pure_backend.ir.failures import graph_failure
 from pure_backend.ir.impurity import Impurity
+from pure_backend.jax_bridge.attribution import attributed
 from pure_backend.jax_bridge.autograd import call_program
 from pure_backend.jax_bridge.compile import compile_graph
 from pure_backend.jax_bridge.program import Program
@@ -121,7 +122,26 @@ class EagerPlan:
         return self.run(args)
 
 
-AnyPlan = Plan | Staged | EagerPlan
+class Trial:
+    """A call of which a node raised on fake tensors: eager decides whether it was the user's mistake.
+
+    It runs in eager. If that raises, it is what the user has to see, and nothing is kept; if not, `accept` is called.
+    """
+
+    write_backs = ()
+
+    def __init__(self, gm: fx.GraphModule, accept: Callable[[], None]) -> None:
+        self.run = EagerStage(gm)
+        self.accept = accept
+
+    def __call__(self, args: Sequence[Any]) -> Any:
+        """The original graph's outputs."""
+        outputs = self.run(args)
+        self.accept()
+        return outputs
+
+
+AnyPlan = Plan | Staged | EagerPlan | Trial
 
 
 def output_leaf(output: Value | Constant | Alias, args: Sequence[Any], results: Sequence[Any]) -> Any:
@@ -156,6 +176,9 @@ def plan_call(functional: Functional, reach: Callable[[torch.Tensor], frozenset[
         reach: Which original inputs a result's gradient reaches, see `gradient_reach`.
         device: Device type that it runs on.
         options: The user's options.
+
+    Raises:
+        ImpureGraphError: With the nodes that cannot be lowered or differentiated.
     """
     placeholders = functional.gm.graph.find_nodes(op="placeholder", sort=True)
     given = [placeholders.index(node) for node in donors(functional.gm)]
@@ -171,7 +194,9 @@ def plan_call(functional: Functional, reach: Callable[[torch.Tensor], frozenset[
     ]
     given_away = [place[i] for i in given if i in place]
     written = sorted({place[i] for i in written_back} | set(given_away))
-    program = compile_graph(functional.gm, functional.differentiable, reached, written, device, options.remat)
+    with attributed(functional.gm, device, options.remat):
+        program = compile_graph(functional.gm, functional.differentiable, reached, written, device, options.remat)
+        program.forward  # noqa: B018  (differentiated, lowered and compiled here, where a failure still has a way out)
     return Plan(functional, program, positions, device, given_away if device == "xla" else ())
 
 
@@ -193,7 +218,7 @@ class Specializations:
         self.cut = cut
         self.options = options
         self.plans: dict[Any, AnyPlan] = {}
-        self.staged: Staged | None = None
+        self.staged: Staged | EagerPlan | None = None
         self.latest: tuple[Guard, AnyPlan] | None = None
         self.writes = False
         self.lock = threading.RLock()
@@ -215,7 +240,7 @@ class Specializations:
         else:  # the most recently used comes last
             self.plans.pop(seen, None)
             self.plans[seen] = plan
-        if all(has_strides(a) for a in args if isinstance(a, torch.Tensor)):
+        if not isinstance(plan, Trial) and all(has_strides(a) for a in args if isinstance(a, torch.Tensor)):
             self.latest = (Guard(args, self.writes), plan)
         return plan
 
@@ -227,6 +252,8 @@ class Specializations:
             if _decisions.isEnabledFor(logging.INFO):
                 _decisions.info("a new specialisation: %s", self.reason(args))
             plan = self.staged or self.new_plan(args)
+            if isinstance(plan, Trial):
+                return plan
             if plan.write_backs:
                 self.writes = True
                 if _overlaps_on_xla(plan, args):
@@ -245,19 +272,33 @@ class Specializations:
         """A plan of the whole graph, or of its stages if it is impure.
 
         Raises:
-            ImpureGraphError: It is impure and the user wants to know.
+            ImpureGraphError: It is impure, or a pass failed, and the user wants to know.
         """
         try:
             return self.make(args)
-        except ImpureGraphError as error:
+        except Exception as error:
+            refusal = graph_failure(error)
             if self.options.on_impure == "error":
-                raise
-            self.staged = self.cut(error.impurities)
-            return self.staged
-        except UnsupportedOperatorError as error:
-            if self.options.on_impure == "error":
-                raise
-            return EagerPlan(self.normalized.gm, str(error))
+                raise refusal from error
+            return self.in_eager(refusal.impurities)
+
+    def in_eager(self, impurities: Sequence[Impurity]) -> AnyPlan:
+        """A plan that leaves impure nodes to eager, or the whole graph if that is what is impure."""
+        whole = [str(impurity) for impurity in impurities if not impurity.node]
+        if whole:
+            return EagerPlan(self.normalized.gm, "; ".join(whole))
+        if any(impurity.kind == "raises" for impurity in impurities):
+            return Trial(self.normalized.gm, lambda: self.stage(impurities))
+        self.stage(impurities)
+        return self.staged
+
+    def stage(self, impurities: Sequence[Impurity]) -> None:
+        """Cut the graph around its impure nodes, for this call and all later ones."""
+        with self.lock:
+            try:
+                self.staged = self.cut(impurities)
+            except Exception as error:
+                self.staged = EagerPlan(self.normalized.gm, str(graph_failure(error)))
 
 
 def _overlaps_on_xla(plan: Plan, args: Sequence[Any]) -> bool:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import pure_backend
+from pure_backend.ir.failures import faults_raised
 
 os.environ.setdefault("PJRT_DEVICE", "CPU")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -35,11 +36,20 @@ def pytest_configure(config):
 
 @pytest.fixture(autouse=True)
 def strict():
-    """Start from a fresh Dynamo, empty caches, zero counters and a fixed seed."""
+    """Start from a fresh Dynamo, empty caches, zero counters and a fixed seed; a fault of a pass fails the test."""
     torch._dynamo.reset()
     pure_backend.clear_caches()
     pure_backend.reset_statistics()
     torch.manual_seed(0)
+    with faults_raised():
+        yield
+
+
+@pytest.fixture
+def as_users_see_it(strict):
+    """Let a fault of a pass leave its node to eager, as it does outside of the tests."""
+    with faults_raised(False):
+        yield
 
 
 @pytest.fixture(params=DEVICES)

@@ -26,8 +26,8 @@ from pure_backend.fx_passes.replay import view_between, view_of_output
 from pure_backend.ir import functional_ops
 from pure_backend.ir.describe import tensor_leaves
 from pure_backend.ir.facts import facts, reads_input_scalar
+from pure_backend.ir.failures import failure
 from pure_backend.ir.geometry import Geometry
-from pure_backend.ir.impurity import Impurity
 
 _DETACHING = ("detach", torch.Tensor.detach, torch.detach, torch._C._autograd._get_data_attr)
 
@@ -114,8 +114,8 @@ class _Pass:
     def visit_or_refuse(self, node: fx.Node) -> None:
         try:
             self.visit(node)
-        except UnsupportedOperatorError as error:
-            raise ImpureGraphError([Impurity.of(node, "no lowering", str(error))]) from error
+        except Exception as error:
+            raise ImpureGraphError([failure(node, error)]) from error
 
     def visit(self, node: fx.Node) -> None:
         known = facts(node)

@@ -25,6 +25,7 @@ from pure_backend.fx_passes.functorch import propagate_region
 from pure_backend.fx_passes.scopes import name_scopes
 from pure_backend.ir.describe import tensor_leaves, unsuitable_tensor
 from pure_backend.ir.facts import Facts, facts, reads_input_scalar
+from pure_backend.ir.failures import fault_text
 from pure_backend.ir.geometry import Geometry
 from pure_backend.ir.impurity import Impurity, Unknown, unknowns
 from pure_backend.ir.modes import AUTOCAST_DEVICES, modes_kept
@@ -45,10 +46,7 @@ def propagate(gm: fx.GraphModule, args: Sequence[Any], mode: FakeTensorMode, low
         lowerable: Whether an operator that is not torch's own has a JAX implementation.
 
     Returns:
-        The impure nodes. If there are any, the values of some nodes are `Unknown`.
-
-    Raises:
-        Exception: Whatever eager would raise for a node on these shapes.
+        The impure nodes. If there are any, the values of some nodes are `Unknown`. A node that raises is one: eager decides.
     """
     run = _Run(gm, lowerable)
     grad = torch.is_grad_enabled()
@@ -122,10 +120,8 @@ class _Run:
             found = found or Impurity.of(node, "host read", f"its result depends on the values of its inputs ({error})")
         except UnsupportedOperatorError as error:
             found = found or Impurity.of(node, "no lowering", str(error))
-        except RuntimeError as error:
-            if "its data is not allocated yet" not in str(error):  # how torch says that C++ read a fake tensor (tensor_split)
-                raise
-            found = found or Impurity.of(node, "host read", "its result depends on the values of its inputs")
+        except Exception as error:
+            found = found or _raised_on_fakes(node, error)
         else:
             reason = next((reason for leaf in tensor_leaves(value) if (reason := unsuitable_tensor(leaf))), "")
             if not reason:
@@ -171,6 +167,14 @@ class _Run:
         if run.impurities:
             raise UnsupportedOperatorError(f"its body has an impure node: {run.impurities[0]}")
         return copy, facts(copy.graph.output_node()).value
+
+
+def _raised_on_fakes(node: fx.Node, error: Exception) -> Impurity:
+    """Why a node is impure that raised: it reads values, or eager may raise as well."""
+    if "its data is not allocated yet" in str(error):  # how torch says that C++ read a fake tensor (tensor_split)
+        return Impurity.of(node, "host read", "its result depends on the values of its inputs")
+    text = fault_text(error) if isinstance(node.target, (torch._ops.HigherOrderOperator, Region)) else f"{error!r}"
+    return Impurity.of(node, "raises", text)
 
 
 def _history(tensor: torch.Tensor) -> Any:

@@ -17,6 +17,8 @@ ADVICE = {
     "side effect": "move the effect outside of the compiled function",
     "collective": "keep communication outside of the compiled function, or shard with mark_sharding",
     "custom op": "give the operator a JAX implementation (pure_backend.jax_op)",
+    "fault": "please report it; with the error mended it runs in the program",
+    "raises": "if eager raises too, mend the call; else please report it",
     "opt-out": "drop pure_backend.impure(...) from the function",
 }
 """The kinds of impurity, and what a user can do about each."""
@@ -28,7 +30,7 @@ class Impurity:
 
     Attributes:
         kind: One of `ADVICE`.
-        node: The node's name in the normalized graph.
+        node: The node's name in the normalized graph; empty if it is the graph as a whole.
         op: Its operator, in words.
         detail: What was seen.
         file: The user's file, or an empty string.

@@ -18,10 +18,11 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from pure_backend import _compat
-from pure_backend.errors import ImpureGraphError, LoweringError, UnsupportedOperatorError
+from pure_backend.errors import ImpureGraphError, LoweringError, PureBackendError, UnsupportedOperatorError
 from pure_backend.ir import functional_ops
 from pure_backend.ir.describe import describe_node, describe_tensor
 from pure_backend.ir.facts import facts, reads_input_scalar
+from pure_backend.ir.failures import failure
 from pure_backend.ir.impurity import Impurity
 from pure_backend.ir.source import user_frame
 from pure_backend.jax_bridge import lowerings
@@ -50,7 +51,7 @@ def trace(gm: fx.GraphModule, avals: Sequence[jax.ShapeDtypeStruct]) -> tuple[An
         A closed jaxpr of `(key: u32[2], *tensors) -> outputs`, and whether it uses the key.
 
     Raises:
-        ImpureGraphError: With every node that has no lowering.
+        ImpureGraphError: With every node that has no lowering, or whose lowering fails.
     """
     used = []
 
@@ -135,11 +136,11 @@ class Walker:
         return jnp.asarray(exact.numpy()).astype(to_jax_dtype(value.dtype))
 
     def node_or_impurity(self, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
-        """The value of a node; one without a lowering is noted, and zeros let the walk go on to find all of them."""
+        """The value of a node; one that cannot be lowered is noted, and zeros let the walk go on to find all of them."""
         try:
             return self.node(node, env)
-        except UnsupportedOperatorError as error:
-            self.impurities.append(Impurity.of(node, "no lowering", str(error)))
+        except Exception as error:
+            self.impurities.append(failure(node, error))
             return _zeros(node)
 
     def node(self, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
@@ -152,7 +153,9 @@ class Walker:
             if isinstance(facts(node).value, (int, float)):  # arithmetic on such a scalar
                 return _SCALAR_FUNCTIONS.get(node.target, node.target)(*args, **kwargs)
             return _recorded(node, self.call(node, args, kwargs))
-        except (TypeError, ValueError, NotImplementedError, AssertionError, AttributeError, KeyError) as error:
+        except PureBackendError:
+            raise
+        except Exception as error:
             raise LoweringError(f"lowering {describe_node(node)}\nfailed: {type(error).__name__}: {error}") from error
 
     def call(self, node: fx.Node, args: tuple, kwargs: dict) -> Any:
