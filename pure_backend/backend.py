@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import fx
 
-from pure_backend import counters
+from pure_backend import _compat, counters
 from pure_backend.errors import ImpureGraphError
 from pure_backend.fx_passes.functional import Functional
 from pure_backend.fx_passes.inline import inline_checkpoints
@@ -59,6 +59,7 @@ def assume_pure(
         normalized = normalize(gm)
     specializations = compiled_graph(normalized, chosen)
 
+    @_compat.opaque
     def call(*args: Any) -> Any:
         return specializations(*args)
 

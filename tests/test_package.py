@@ -45,7 +45,10 @@ ARROWS = {
         "staged",
     },
     "inspect": {"errors", "options", "counters", "ir", "_compat", "fx_passes", "jax_bridge", "custom_ops", "backend"},
-    "backend": {"errors", "options", "counters", "ir", "fx_passes", "jax_bridge", "passes", "specialize", "staged", "inspect"},
+    "backend": {
+        *("errors", "options", "counters", "_compat", "ir", "fx_passes", "jax_bridge"),
+        *("passes", "specialize", "staged", "inspect"),
+    },
 }
 
 

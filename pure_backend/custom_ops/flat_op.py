@@ -18,6 +18,7 @@ import torch
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
+from pure_backend import _compat
 from pure_backend.custom_ops.flat import FlatCalls, FlatFunction, runs_here, shapes_of
 from pure_backend.custom_ops.signature import decode, encode
 from pure_backend.jax_bridge.avals import is_differentiable, to_aval
@@ -28,6 +29,31 @@ from pure_backend.jax_bridge.platform import for_platform
 from pure_backend.jax_bridge.trace import tracing
 
 _SCHEMA = "(Tensor[] tensors, str call) -> Tensor[]"
+
+
+def register_kernels(
+    name: str,
+    library: torch.library.Library,
+    kernel: Callable[..., Any],
+    without_gradient: Callable[..., Any],
+    fake: Callable[..., Any],
+    vmap_rule: Callable[..., Any],
+) -> None:
+    """What torch calls for an operator; Dynamo enters none of it, also where a compiled function calls the operator in eager.
+
+    Args:
+        name: `"namespace::operator"`, defined in `library`.
+        library: Where the kernels are registered.
+        kernel: Where autograd may record.
+        without_gradient: Below autograd.
+        fake: See `torch.library.register_fake`.
+        vmap_rule: See `torch.library.register_vmap`.
+    """
+    operator = name.split("::")[1]
+    library.impl(operator, _compat.opaque(kernel), "Autograd")
+    library.impl(operator, _compat.opaque(without_gradient), "CompositeExplicitAutograd")
+    torch.library.register_fake(name, _compat.opaque(fake), lib=library)
+    torch.library.register_vmap(name, _compat.opaque(vmap_rule), lib=library)
 
 
 class Derivable:
@@ -125,11 +151,13 @@ class _Traced(torch.autograd.function._SingleLevelFunction):
         ctx.mark_non_differentiable(*(t for t, inexact in zip(output, ctx.inexact, strict=True) if not inexact))
 
     @staticmethod
+    @_compat.opaque
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple:
         """The gradients, through the operator that computes them."""
         return None, None, *ctx.op.gradients(ctx.static, ctx.saved_tensors, grads)
 
     @staticmethod
+    @_compat.opaque
     def jvp(ctx: Any, op: Any, static: Any, *tangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """The tangents of the results, through the operator that computes them."""
         present = tuple(i for i, tangent in enumerate(tangents) if tangent is not None)
@@ -145,17 +173,20 @@ class FlatOp(Derivable):
         super().__init__(library, operator, function, self.__call__)
         library.define(f"{operator}{_SCHEMA}", tags=(torch.Tag.pt2_compliant_tag,))
         self.overload = getattr(getattr(torch.ops, library.ns), operator).default
-        library.impl(operator, lambda tensors, call: list(self.run(decode(call), tensors)), "Autograd")
-        library.impl(
-            operator, lambda tensors, call: list(self.run_without_gradient(decode(call), tensors)), "CompositeExplicitAutograd"
-        )
-        torch.library.register_fake(self.name, self.fake, lib=library)
-        torch.library.register_vmap(self.name, self.vmap_rule, lib=library)
+        register_kernels(self.name, library, self.kernel, self.kernel_without_gradient, self.fake, self.vmap_rule)
         lowers(self.name, content=self.content)(self.lowering)
 
     def __call__(self, static: Any, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The results, through torch's dispatcher."""
         return self.overload(list(tensors), encode(static))
+
+    def kernel(self, tensors: list[torch.Tensor], call: str) -> list[torch.Tensor]:
+        """The operator where autograd may record."""
+        return list(self.run(decode(call), tensors))
+
+    def kernel_without_gradient(self, tensors: list[torch.Tensor], call: str) -> list[torch.Tensor]:
+        """The operator below autograd."""
+        return list(self.run_without_gradient(decode(call), tensors))
 
     def fake(self, tensors: list[torch.Tensor], call: str) -> list[torch.Tensor]:
         """Empty results."""

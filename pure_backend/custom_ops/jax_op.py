@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from pure_backend import _compat
 from pure_backend.custom_ops.donation import donated_tensors
 from pure_backend.custom_ops.flat import FlatFunction, runs_here, shapes_of
-from pure_backend.custom_ops.flat_op import Derivable, content_of
+from pure_backend.custom_ops.flat_op import Derivable, content_of, register_kernels
 from pure_backend.custom_ops.signature import Signature, Structure
 from pure_backend.ir.describe import describe_tensor
 from pure_backend.ir.donors import check_valid, donated_arguments, give_away
@@ -129,10 +129,7 @@ class CustomOpDef(_Operator):
         self._fn = fn
         self._own_vjp: tuple[Callable[..., Any], Callable[..., Any]] | None = None
         self._flat = Derivable(self._library, self._operator, self._function, self._dispatch)
-        self._library.impl(self._operator, self._run_without_gradient, "CompositeExplicitAutograd")
-        self._library.impl(self._operator, self._run, "Autograd")
-        torch.library.register_fake(name, self._fake, lib=self._library)
-        torch.library.register_vmap(name, self._batched, lib=self._library)
+        register_kernels(name, self._library, self._run, self._run_without_gradient, self._fake, self._batched)
         lowers(name, content=self._content)(self._lowering)
         self._flat.define_first_derived()
         if donated:
@@ -215,7 +212,7 @@ class InPlaceOp(_Operator):
         super().__init__(name, signature, schema, self.returned, mutated)
         self.mutated = mutated
         self.functional = CustomOpDef(f"{name.removesuffix('_')}_functional", fn, signature, (), None)
-        self._library.impl(self._operator, self._run, "CompositeImplicitAutograd")
+        self._library.impl(self._operator, _compat.opaque(self._run), "CompositeImplicitAutograd")
         lowers(name, content=self.functional._content)(updates(functools.partial(self._lowering)))
 
     def register_vjp(self, forward: Callable[..., Any], backward: Callable[..., Any]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from pure_backend import _compat
 from pure_backend.jax_bridge.program import Program
 
 
@@ -69,6 +70,7 @@ class PureFunction(torch.autograd.Function):
         return outputs
 
     @staticmethod
+    @_compat.opaque
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """Gradients of the inputs; None for those that no given cotangent reaches."""
         (holder,) = ctx.saved_tensors

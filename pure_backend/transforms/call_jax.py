@@ -16,7 +16,9 @@ from typing import Any
 
 import jax
 import torch
+from torch._dynamo.comptime import comptime
 
+from pure_backend import _compat
 from pure_backend.custom_ops.flat_op import FlatOp
 from pure_backend.custom_ops.signature import encode
 from pure_backend.jax_bridge.avals import to_jax_dtype
@@ -46,7 +48,17 @@ def call_jax(jax_fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any] | N
         raise TypeError(f"call_jax: args must be a tuple of the function's arguments, got {type(args).__name__}")
     tensors: list[torch.Tensor] = []
     structure = _structure((args, kwargs or {}), tensors)
-    call = _call(jax_fn, structure)
+    if torch.compiler.is_dynamo_compiling():
+        comptime(_note_traced)
+        call = _call_traced(structure)
+        if not call:
+            return _call_in_eager(jax_fn, args, kwargs)
+    else:
+        call = _call(jax_fn, structure)
+    return _dispatched(call, tensors)
+
+
+def _dispatched(call: str, tensors: list[torch.Tensor]) -> Any:
     results = _result_structure(call, tuple((tuple(t.shape), t.dtype) for t in tensors))
     return _filled(results, torch.ops.pure_backend.call_jax(tensors, call))
 
@@ -90,7 +102,6 @@ _lock = threading.Lock()
 _LIMIT = 4096
 
 
-@torch.compiler.assume_constant_result
 def _call(jax_fn: Callable[..., Any], structure: Any) -> str:
     """The text that stands for a function and the structure of its arguments."""
     key = (_content(jax_fn), structure)
@@ -106,6 +117,21 @@ def _call(jax_fn: Callable[..., Any], structure: Any) -> str:
 
 
 _serial = [0]
+_traced = threading.local()
+
+
+def _note_traced(context: Any) -> None:
+    """Remember the function that Dynamo sees a call of, for `_call_traced`."""
+    _traced.function = _compat.callable_in(context, "jax_fn")
+
+
+@torch.compiler.assume_constant_result
+def _call_traced(structure: Any) -> str:
+    """`_call` of the function that was noted last; empty where Dynamo cannot know it."""
+    return _call(_traced.function, structure) if _traced.function else ""
+
+
+_call_in_eager = torch.compiler.disable(call_jax, reason="call_jax: the function holds what is known at run time only")
 
 
 @torch.compiler.assume_constant_result
