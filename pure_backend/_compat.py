@@ -1,7 +1,7 @@
 """The one place that knows versions, and the one importer of torchax.
 
 torchax is used as a table of JAX functions for ATen operators (`aten_table`); its environment and tensor class are never
-entered. Importing it changes global state of torch and JAX and fails on newer torch, so the import is fenced here.
+entered. Importing it whole changes global state of torch and JAX and fails on newer torch, so the import is fenced here.
 """
 
 from __future__ import annotations
@@ -9,18 +9,22 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
+import importlib
 import importlib.metadata
-import os
+import importlib.util
+import re
 import sys
 import threading
 import types
 import warnings
 from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from pure_backend._deferred import defer
 from pure_backend.errors import EnvironmentMismatchError
 
 SCAN_TAKES_INTEGERS = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10)
@@ -42,81 +46,84 @@ def x64() -> contextlib.AbstractContextManager[None]:
     return jax().enable_x64(True)
 
 
+_torchax_lock = threading.RLock()
+
+
 @contextlib.contextmanager
 def _named_tensor_overloads_exist() -> Iterator[None]:
-    """Answer for the named-tensor overloads that torchax 0.0.13 names and torch 2.13 no longer has."""
-    packet = torch._ops.OpOverloadPacket
-    original = packet.__getattr__
+    """Answer, in this thread, for the named-tensor overloads that torchax 0.0.13 names and torch 2.13 no longer has."""
+    packet, thread = torch._ops.OpOverloadPacket, threading.get_ident()
 
     def lookup(self, name):
         try:
             return original(self, name)
         except AttributeError:
-            if "imname" in name or "names" in name:
+            if threading.get_ident() == thread and ("imname" in name or "names" in name):
                 return object()
             raise
 
-    packet.__getattr__ = lookup
-    try:
-        yield
-    finally:
-        packet.__getattr__ = original
+    with _torchax_lock:
+        original = packet.__getattr__
+        packet.__getattr__ = lookup
+        try:
+            yield
+        finally:
+            packet.__getattr__ = original
 
 
-@contextlib.contextmanager
-def _globals_kept() -> Iterator[None]:
-    """Put back the process-wide settings that importing torchax changes."""
-    fastpath = torch.backends.mha.get_fastpath_enabled()
-    telemetry = os.environ.get("ENABLE_RUNTIME_UPTIME_TELEMETRY")
-    config = jax().config
-    client_options = getattr(config, "jax_pjrt_client_create_options", None)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fastpath)
-        if telemetry is None:
-            os.environ.pop("ENABLE_RUNTIME_UPTIME_TELEMETRY", None)
-        if getattr(config, "jax_pjrt_client_create_options", None) != client_options:
-            config.update("jax_pjrt_client_create_options", client_options)
+def torchax_version() -> str | None:
+    """The version that torchax's own files state; they are not run."""
+    spec = importlib.util.find_spec("torchax")
+    if spec is None or spec.origin is None:
+        return None
+    match = re.search(r"""^__version__ = ["'](.+)["']""", Path(spec.origin).read_text(), re.MULTILINE)
+    return match and match[1]
 
 
 @functools.cache
-def torchax():
-    """The `torchax` module, checked and with its side effects undone.
+def torchax() -> Any:
+    """torchax's operators (`torchax.ops.ops_registry`), without what torchax does to torch and JAX.
+
+    Its root module renames PrivateUse1 to "jax", registers a device, and sets flags of torch, JAX and the environment; its
+    decompositions take the place of torch's own. Neither is needed for the table of operators, so both wait for somebody who
+    asks for something of theirs: a user's own `import torchax; torchax.default_env()` runs them.
 
     Raises:
-        EnvironmentMismatchError: torchax is missing, or its files are not those of the installed distribution (the
+        EnvironmentMismatchError: torchax is missing or fails, or its files are not those of the installed distribution (the
             torch_xla wheel bundles an old copy).
     """
     try:
-        expected = importlib.metadata.version("torchax")
-        with _named_tensor_overloads_exist(), _globals_kept():
-            import torchax as module
-            import torchax.decompositions  # so that a user's own torchax.default_env() finds it imported
-            import torchax.ops.jaten
-            import torchax.ops.jtorch
+        expected, found = importlib.metadata.version("torchax"), torchax_version()
     except ImportError as error:
+        raise EnvironmentMismatchError(f"torchax is not installed: {_INSTALL_TORCHAX}") from error
+    if found != expected:
         raise EnvironmentMismatchError(
-            f"torchax cannot be imported ({error}): pip install --force-reinstall --no-deps torchax==0.0.13, after torch_xla"
-        ) from error
-    if module.__version__ != expected:
-        raise EnvironmentMismatchError(
-            f"torchax's files are version {module.__version__} but its distribution is {expected}: torch_xla's wheel "
+            f"torchax's files are version {found} but its distribution is {expected}: torch_xla's wheel "
             f"overwrote them. Run: pip install --force-reinstall --no-deps torchax=={expected}"
         )
-    # torchax names the PrivateUse1 backend "jax" and calls it available; Dynamo on torch 2.13 then asks torch for device
-    # interfaces it does not have ("PyTorch is not linked with support for jax devices") in every compile.
-    module.device_module.is_available = lambda: False
-    return module
+    try:
+        with _named_tensor_overloads_exist():
+            defer("torchax", _named_tensor_overloads_exist)
+            importlib.import_module("torchax.ops.jaten")
+            importlib.import_module("torchax.ops.jtorch")
+            defer("torchax.decompositions", _named_tensor_overloads_exist)
+            # A device module that calls itself available lets Dynamo on torch 2.13 ask torch for device interfaces it does not
+            # have ("PyTorch is not linked with support for jax devices") in every compile, once a user runs torchax.
+            importlib.import_module("torchax.device_module").is_available = lambda: False
+            return importlib.import_module("torchax.ops.ops_registry")
+    except Exception as error:  # a torchax that does not fit may raise anything
+        raise EnvironmentMismatchError(
+            f"torchax cannot be imported ({type(error).__name__}: {error}): {_INSTALL_TORCHAX}"
+        ) from error
+
+
+_INSTALL_TORCHAX = "pip install --force-reinstall --no-deps torchax==0.0.13, after torch_xla"
 
 
 @functools.cache
 def aten_table() -> dict[Any, Callable[..., Any]]:
     """torchax's JAX functions, by `OpOverload` or `OpOverloadPacket`; those that need its environment are left out."""
-    torchax()
-    from torchax.ops import ops_registry
-
-    table = ops_registry.all_aten_ops
+    table = torchax().all_aten_ops
     return {key: op.func for key, op in table.items() if op.is_jax_function and not op.needs_env}
 
 

@@ -7,14 +7,13 @@ and a sound one changes global settings when it does.
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import os
 import platform
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from pure_backend import _compat
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -79,7 +78,7 @@ def report_environment() -> Environment:
         ...     print(problem.what, problem.mend, sep="\\n")
     """
     versions = {name: _installed_version(name) for name in REQUIRED + OPTIONAL}
-    problems = list(find_problems(versions, torchax_files=_torchax_files_version()))
+    problems = list(find_problems(versions, torchax_files=_compat.torchax_version()))
     runtimes = {}
     for name, (package, platforms) in _RUNTIMES.items():
         version = versions[package]
@@ -129,14 +128,6 @@ def _installed_version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _torchax_files_version() -> str | None:
-    spec = importlib.util.find_spec("torchax")
-    if spec is None or spec.origin is None:
-        return None
-    match = re.search(r"""^__version__ = ["'](.+)["']""", Path(spec.origin).read_text(), re.MULTILINE)
-    return match and match[1]
 
 
 def _minor(version: str) -> str:
