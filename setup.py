@@ -10,14 +10,15 @@ setup(
     packages=find_packages(include=["pure_backend*"]),
     install_requires=[
         "torch>=2.9,<2.14",
-        "jax>=0.8,<0.11",
+        "jax>=0.8.2,<0.11",
+        "jaxlib>=0.8.2,<0.11",  # before, XLA:CPU keeps weights of products by address: see `_compat.check_cpu_client`
         "torchax>=0.0.13,<0.1",
         "platformdirs>=4",
         "rich>=13",
     ],
     extras_require={
         "xla": ["torch_xla>=2.9,<2.10"],
-        "tpu": ["libtpu>=0.0.24"],
+        "tpu": ["libtpu>=0.0.42"],
         "test": [
             "expecttest",
             "hypothesis",

@@ -38,6 +38,38 @@ def jax():
     return module
 
 
+def keeps_products_by_address(jaxlib: str) -> bool:
+    """Whether XLA:CPU of a jaxlib version may multiply by the weights that lay at an address before.
+
+    Up to 0.8.1 XLA's XNNPACK thunks pack the right side of a product once and find it again by its address, so a parameter that
+    changes in place keeps its first values. Which products go to XNNPACK is decided by processor and shape, so a trial product
+    proves nothing: on some processors a small one is right and a large one is not. The version tells, and costs nothing.
+    """
+    return tuple(map(int, re.findall(r"\d+", jaxlib)[:3])) < (0, 8, 2)
+
+
+RIGHT_JAXLIB = "pip install 'jax>=0.8.2,<0.11' 'jaxlib>=0.8.2,<0.11'"
+"""The command that replaces a jaxlib that `keeps_products_by_address`."""
+
+
+def check_cpu_client() -> None:
+    """Refuse a jaxlib whose results on CPU depend on more than the values of the inputs.
+
+    XLA's option `xla_cpu_use_xnnpack=False` mends its products, but not its runs on several devices, and our tests know no such
+    version: so it is refused, not mended.
+
+    Raises:
+        EnvironmentMismatchError: The jaxlib that is imported `keeps_products_by_address`.
+    """
+    import jaxlib
+
+    if keeps_products_by_address(jaxlib.__version__):
+        raise EnvironmentMismatchError(
+            f"jaxlib {jaxlib.__version__} (jax {jax().__version__}) keeps weights of matrix products by address on CPU, so "
+            f"results are wrong after parameters change in place. Run: {RIGHT_JAXLIB}"
+        )
+
+
 def x64() -> contextlib.AbstractContextManager[None]:
     """64-bit types for this thread and scope only.
 

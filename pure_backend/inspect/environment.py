@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -78,7 +79,7 @@ def report_environment() -> Environment:
         ...     print(problem.what, problem.mend, sep="\\n")
     """
     versions = {name: _installed_version(name) for name in REQUIRED + OPTIONAL}
-    problems = list(find_problems(versions, torchax_files=_compat.torchax_version()))
+    problems = list(find_problems(versions, _compat.torchax_version(), _libtpu_of_jax()))
     runtimes = {}
     for name, (package, platforms) in _RUNTIMES.items():
         version = versions[package]
@@ -91,12 +92,13 @@ def report_environment() -> Environment:
     return Environment({"python": platform.python_version(), **versions}, runtimes, tuple(problems))
 
 
-def find_problems(versions: Versions, torchax_files: str | None) -> Iterator[Problem]:
+def find_problems(versions: Versions, torchax_files: str | None, libtpu_of_jax: str | None = None) -> Iterator[Problem]:
     """Find what is missing or does not fit together, from the versions alone.
 
     Args:
         versions: Every package of `REQUIRED` and `OPTIONAL` to its version, None where it is not installed.
         torchax_files: The version that torchax's own files state, None where they state none.
+        libtpu_of_jax: The version of libtpu that the installed jax asks for, None where it does not say.
 
     Yields:
         One problem for each mismatch.
@@ -116,10 +118,17 @@ def find_problems(versions: Versions, torchax_files: str | None) -> Iterator[Pro
             f"torch {torch} does not fit torch_xla {torch_xla}: they must agree in major and minor version",
             f"pip install 'torch=={_minor(torch_xla)}.*'",
         )
-    if (versions["jax"], versions["libtpu"]) == ("0.7.1", "0.0.21"):
+    jaxlib, libtpu = versions["jaxlib"], versions["libtpu"]
+    if jaxlib is not None and _compat.keeps_products_by_address(jaxlib):
         yield Problem(
-            "jax 0.7.1 with libtpu 0.0.21 cannot compile Pallas kernels: jax writes Mosaic version 8, libtpu reads 7",
-            "pip install jax==0.8.0 jaxlib==0.8.0 libtpu==0.0.24",
+            f"jaxlib {jaxlib} keeps weights of matrix products by address on CPU: results are wrong after they change in place",
+            _compat.RIGHT_JAXLIB,
+        )
+    if libtpu is not None and libtpu_of_jax is not None and _numbers(libtpu) < _numbers(libtpu_of_jax):
+        yield Problem(
+            f"libtpu {libtpu} is older than the one that jax {versions['jax']} is made for, {libtpu_of_jax}: it may not read "
+            "the Mosaic version that jax writes, and then compiles no Pallas kernel",
+            f"pip install 'libtpu>={libtpu_of_jax}'",
         )
 
 
@@ -128,6 +137,19 @@ def _installed_version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def _libtpu_of_jax() -> str | None:
+    try:
+        wanted = importlib.metadata.requires("jax") or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    found = [match[1] for line in wanted if (match := re.match(r"libtpu==([\d.]*\d)", line))]
+    return found[0] if found else None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)[:3]))
 
 
 def _minor(version: str) -> str:

@@ -167,7 +167,7 @@ def to_tensor(array: jax.Array) -> torch.Tensor:
     """A tensor over an array's memory."""
     try:
         return _compat.tensor_over(array)
-    except BufferError:  # jaxlib 0.8 has no float8 in DLPack
+    except BufferError:  # no float8 in jaxlib's DLPack, up to 0.10.2
         bits = jax.lax.bitcast_convert_type(array, jax.numpy.uint8)
         return torch.from_dlpack(bits).view(to_torch_dtype(array.dtype))
 

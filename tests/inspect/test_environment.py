@@ -13,10 +13,10 @@ from pure_backend.inspect.environment import OPTIONAL, REQUIRED, find_problems
 SOUND = {
     "torch": "2.9.0+cu128",
     "torch_xla": "2.9.0",
-    "jax": "0.8.0",
-    "jaxlib": "0.8.0",
+    "jax": "0.10.2",
+    "jaxlib": "0.10.2",
     "torchax": "0.0.13",
-    "libtpu": "0.0.24",
+    "libtpu": "0.0.52",
     "transformers": None,
 }
 
@@ -51,7 +51,7 @@ def test_this_environment_is_sound():
 
 
 def test_sound_versions_have_no_problem():
-    assert list(find_problems(SOUND, torchax_files="0.0.13")) == []
+    assert list(find_problems(SOUND, torchax_files="0.0.13", libtpu_of_jax="0.0.42")) == []
 
 
 def test_optional_packages_may_be_missing():
@@ -71,15 +71,21 @@ def test_optional_packages_may_be_missing():
             "pip install 'torch==2.9.*'",
         ),
         (
-            {"jax": "0.7.1", "libtpu": "0.0.21"},
+            {"jax": "0.8.1", "jaxlib": "0.8.1"},
             "0.0.13",
-            "cannot compile Pallas",
-            "pip install jax==0.8.0 jaxlib==0.8.0 libtpu==0.0.24",
+            "jaxlib 0.8.1 keeps weights of matrix products by address",
+            "pip install 'jax>=0.8.2,<0.11' 'jaxlib>=0.8.2,<0.11'",
+        ),
+        (
+            {"libtpu": "0.0.24"},
+            "0.0.13",
+            "libtpu 0.0.24 is older than the one that jax 0.10.2 is made for, 0.0.42",
+            "pip install 'libtpu>=0.0.42'",
         ),
     ],
 )
 def test_each_mismatch_is_one_problem_with_its_mend(changed, torchax_files, what, mend):
-    (problem,) = find_problems(SOUND | changed, torchax_files)
+    (problem,) = find_problems(SOUND | changed, torchax_files, libtpu_of_jax="0.0.42")
     assert what in problem.what
     assert problem.mend == mend
 

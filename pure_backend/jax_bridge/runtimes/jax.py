@@ -19,9 +19,15 @@ from pure_backend.jax_bridge.serialize import deserialize, function_of, machine,
 
 
 class JaxRuntime:
-    """Runs programs on `cpu` or `cuda` tensors in JAX."""
+    """Runs programs on `cpu` or `cuda` tensors in JAX.
+
+    Raises:
+        EnvironmentMismatchError: See `check_cpu_client`.
+    """
 
     def __init__(self, device_type: str) -> None:
+        if device_type == "cpu":
+            _compat.check_cpu_client()
         self.platform = device_type
         self.device = jax.devices(device_type)[0]
         self.fingerprint = machine(self.device)
