@@ -22,11 +22,11 @@ from pure_backend.jax_bridge.lowerings.registry import has_lowering
 Reach = Callable[[torch.Tensor], frozenset[int]]
 
 
-def functional_graph(gm: fx.GraphModule, args: Sequence[Any]) -> tuple[Functional, Reach, str]:
+def functional_graph(gm: fx.GraphModule, args: Sequence[Any]) -> tuple[Functional, Reach, torch.device]:
     """A normalized graph as a function of values, for the arguments of one call.
 
     Returns:
-        The function, which inputs a result's gradient reaches, and the type of the device that the arguments lie on.
+        The function, which inputs a result's gradient reaches, and the device that the arguments lie on.
 
     Raises:
         ImpureGraphError: With every node that cannot be in a program.

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from pure_backend import _compat
 from pure_backend.fx_passes.functional import Alias, Constant, Functional, Value, WriteBack
+from pure_backend.fx_passes.inputs import argument_name
 from pure_backend.fx_passes.normalize import Normalized
 from pure_backend.fx_passes.stacks import Source, hoist_stacks
 from pure_backend.ir.donors import check_valid, donors, give_away
@@ -39,10 +40,17 @@ class Plan:
     """All that a call with one signature does: gather, one program, write-backs, outputs. Nothing is checked here."""
 
     def __init__(
-        self, functional: Functional, program: Program, positions: Sequence[Source], device: str, donors: Sequence[int] = ()
+        self,
+        functional: Functional,
+        program: Program,
+        positions: Sequence[Source],
+        device: torch.device,
+        donors: Sequence[int] = (),
     ) -> None:
         self.program = program
         self.donors = tuple(donors)
+        written = {write_back.input for write_back in functional.write_backs}
+        self.renewed = frozenset(place for place, i in enumerate(positions) if i in written)  # valid: they get a new value
         self.positions = tuple(i if isinstance(i, int) else i[0] for i in positions)
         self.stacks = tuple((place, i) for place, i in enumerate(positions) if not isinstance(i, int))
         self.storages = tuple((positions.index(i), extent) for i, extent in functional.storage_inputs.items())
@@ -55,23 +63,24 @@ class Plan:
         self.flat = functional.out_spec == pytree.tree_structure(tuple(functional.outputs))
         self.device = device
         results = functional.gm.graph.output_node().args[0]
-        devices = [facts(node).value.device for node in results]
-        inputs = [facts(n).value for n in functional.gm.graph.find_nodes(op="placeholder", sort=True)]
-        tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
-        self.moved = tuple(place for place, tensor in enumerate(tensors) if tensor.device.type != device)
+        devices = [_named(facts(node).value.device) for node in results]
+        inputs = [(n, facts(n).value) for n in functional.gm.graph.find_nodes(op="placeholder", sort=True)]
+        tensors = [value for _, value in inputs if isinstance(value, torch.Tensor)]
+        self.names = ("the random key", *(argument_name(n) for n, value in inputs if isinstance(value, torch.Tensor)))
+        self.moved = tuple(place for place, tensor in enumerate(tensors) if tensor.device != device)
         self.key = None if program.uses_key else NO_KEY.to(device)
         self.grad_after = facts(functional.gm.graph.output_node()).grad
-        self.elsewhere = {i: d for i, d in enumerate(devices) if d.type != device}
+        self.elsewhere = {i: d for i, d in enumerate(devices) if d != device}
         dtypes = [facts(node).value.dtype for node in results]
-        self.retyped = {i: t for i, t in enumerate(dtypes) if device == "xla" and t in _RETYPED_ON_XLA}
+        self.retyped = {i: t for i, t in enumerate(dtypes) if device.type == "xla" and t in _RETYPED_ON_XLA}
 
     def __call__(self, args: Sequence[Any]) -> Any:
         """The original graph's outputs."""
         inputs = self.gather(args)
-        check_valid(inputs, "a compiled graph")
+        check_valid(inputs, "a compiled graph", lambda: self.names)
         results = list(call_program(self.program, inputs))
         for place in self.donors:
-            if _compat.donate_buffer(inputs[place + 1]):
+            if _compat.donate_buffer(inputs[place + 1]) and place not in self.renewed:
                 give_away(inputs[place + 1])
         if self.write_backs:
             self.write(args, results)
@@ -154,6 +163,11 @@ def output_leaf(output: Value | Constant | Alias, args: Sequence[Any], results: 
     return output.view(origin)
 
 
+def _named(device: torch.device) -> torch.device:
+    """A device with its number: a graph may say `xla` and mean the present one."""
+    return device if device.index is not None or device.type == "cpu" else torch.empty(0, device=device).device
+
+
 def _write_back(write_back: WriteBack, target: torch.Tensor, value: torch.Tensor) -> None:
     if write_back.recorded:
         with torch.enable_grad():
@@ -168,13 +182,15 @@ def _storage_of(tensor: torch.Tensor, extent: int) -> torch.Tensor:
     return tensor.detach().as_strided((extent,), (1,), 0)
 
 
-def plan_call(functional: Functional, reach: Callable[[torch.Tensor], frozenset[int]], device: str, options: Options) -> Plan:
+def plan_call(
+    functional: Functional, reach: Callable[[torch.Tensor], frozenset[int]], device: torch.device, options: Options
+) -> Plan:
     """The plan of a functional graph.
 
     Args:
         functional: The graph.
         reach: Which original inputs a result's gradient reaches, see `gradient_reach`.
-        device: Device type that it runs on.
+        device: The device that it runs on.
         options: The user's options.
 
     Raises:
@@ -197,7 +213,7 @@ def plan_call(functional: Functional, reach: Callable[[torch.Tensor], frozenset[
     with attributed(functional.gm, device, options.remat):
         program = compile_graph(functional.gm, functional.differentiable, reached, written, device, options.remat)
         program.forward  # noqa: B018  (differentiated, lowered and compiled here, where a failure still has a way out)
-    return Plan(functional, program, positions, device, given_away if device == "xla" else ())
+    return Plan(functional, program, positions, device, given_away if device.type == "xla" else ())
 
 
 class Specializations:
@@ -303,7 +319,7 @@ class Specializations:
 
 def _overlaps_on_xla(plan: Plan, args: Sequence[Any]) -> bool:
     """Whether a written input shares memory with another on xla, where strides do not say which part of it a view shows."""
-    if plan.device != "xla" or overlaps(args) is None:
+    if plan.device.type != "xla" or overlaps(args) is None:
         return False
     storages = [a.untyped_storage()._cdata if isinstance(a, torch.Tensor) else None for a in args]
     return any(storages.count(storages[write_back.input]) > 1 for write_back in plan.write_backs)

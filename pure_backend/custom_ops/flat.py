@@ -59,7 +59,7 @@ class FlatCalls:
         with self._lock:
             device = self._device(tensors)
             wanted = [i for i, t in enumerate(tensors) if grad and t.requires_grad and is_differentiable(t.dtype)]
-            program = make_program(self.function(static), [to_aval(t) for t in tensors], wanted, device.type)
+            program = make_program(self.function(static), [to_aval(t) for t in tensors], wanted, device)
             self._programs[key] = known = (program, NO_KEY.to(device))
             while len(self._programs) > _LIMIT:
                 self._programs.pop(next(iter(self._programs)), None)
@@ -73,7 +73,7 @@ class FlatCalls:
         return devices.pop()
 
 
-def make_program(function: FlatFunction, avals: Sequence[Any], wanted: Sequence[int], device_type: str) -> Program:
+def make_program(function: FlatFunction, avals: Sequence[Any], wanted: Sequence[int], device: torch.device) -> Program:
     """A program of a JAX function of flat arrays, differentiable by some of them."""
 
     def with_key(key, *arrays):
@@ -88,7 +88,7 @@ def make_program(function: FlatFunction, avals: Sequence[Any], wanted: Sequence[
     reach = [depends(jaxpr, i, inputs) if _is_inexact(v.aval.dtype) else frozenset() for i, v in enumerate(outvars)]
     carries = tuple(map(bool, reach))
     kept = inputs if any(carries) else ()
-    return Program(jaxpr, kept, carries, tuple(reach), False, runtime_for(device_type), "none")
+    return Program(jaxpr, kept, carries, tuple(reach), False, runtime_for(device), "none")
 
 
 def _is_inexact(dtype: Any) -> bool:

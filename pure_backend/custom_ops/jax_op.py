@@ -158,7 +158,7 @@ class CustomOpDef(_Operator):
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         tensors, structure = self.signature.flatten(args, kwargs)
-        check_valid(tensors, self.name)
+        check_valid(tensors, self.name, lambda: self.signature.names(structure))
         if not self.donated or not runs_here(tensors):
             return self._shaped(self._flat.run(structure, tensors))
         donated = donated_tensors(self.name, self.donated, tensors, self.signature.names(structure))

@@ -15,8 +15,8 @@ from pure_backend.ir.describe import describe_tensor, unsuitable_tensor
 from pure_backend.ir.impurity import Unknown
 
 
-def check_inputs(gm: fx.GraphModule, args: Sequence[Any]) -> str:
-    """The device type on which a call's tensors lie.
+def check_inputs(gm: fx.GraphModule, args: Sequence[Any]) -> torch.device:
+    """The device on which a call's tensors lie.
 
     Raises:
         DeviceError: Tensors lie on two devices; a CPU tensor of one element beside an accelerator is allowed, as in eager.
@@ -32,7 +32,7 @@ def check_inputs(gm: fx.GraphModule, args: Sequence[Any]) -> str:
     if device.type not in ("cpu", "cuda", "xla"):
         name = argument_name(tensors[0][0])
         raise DeviceError(f"argument {name!r} lies on {device}: this backend runs on cpu, cuda and xla tensors")
-    return device.type
+    return device
 
 
 def _one_a_device(placed: list[tuple[fx.Node, torch.Tensor]]) -> list[tuple[fx.Node, torch.Tensor]]:

@@ -77,7 +77,7 @@ class _Check:
     def __call__(self, args: Sequence[Any]) -> Any:
         eager = Copies(args)
         before = Copies(args).passed if self.plan.write_backs else args
-        with random_state_kept(), autocast_moved() if self.plan.device == "xla" else contextlib.nullcontext():
+        with random_state_kept(), autocast_moved() if self.plan.device.type == "xla" else contextlib.nullcontext():
             want = run_eagerly(self.gm, eager.passed)
             inputs = [plain_copy(tensor) for tensor in self.plan.gather(before)[1:]]
         bounds = Bounds.of(self.functional.gm.graph.nodes, inputs, _GRAPH)

@@ -7,7 +7,7 @@ A user donates with `jax_op(..., donate_argnames=...)` or, as for torch_xla's `o
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -48,13 +48,18 @@ _given_away: dict[int, tuple[weakref.ref, int]] = {}
 
 
 def give_away(tensor: torch.Tensor) -> None:
-    """Remember that a tensor's memory was given away; a new value that is written to it makes it valid again."""
+    """Remember that a tensor's memory was given away; a new value that is written to it later makes it valid again."""
     key = id(tensor)
     _given_away[key] = (weakref.ref(tensor, lambda _: _given_away.pop(key, None)), tensor._version)
 
 
-def check_valid(tensors: Iterable[torch.Tensor], user: str) -> None:
+def check_valid(tensors: Sequence[torch.Tensor], user: str, names: Callable[[], Sequence[str]]) -> None:
     """Whether none of these was given away.
+
+    Args:
+        tensors: The inputs of a call.
+        user: What is called.
+        names: Gives the user's name of each input, for the message.
 
     Raises:
         DonationError: One was; its memory is no more, or another tensor's.
@@ -65,8 +70,8 @@ def check_valid(tensors: Iterable[torch.Tensor], user: str) -> None:
         known = _given_away.get(id(tensor))
         if known is not None and known[0]() is tensor and known[1] == tensor._version:
             raise DonationError(
-                f"{user}: input {i}, a tensor of shape {tuple(tensor.shape)}, was donated to an earlier call and is invalid "
-                "since; use that call's result, or donate a clone"
+                f"{user}: argument {names()[i]!r}, a tensor of shape {tuple(tensor.shape)}, was donated to an earlier call "
+                "and is invalid since; use that call's result, or donate a clone"
             )
 
 

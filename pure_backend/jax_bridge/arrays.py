@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from pure_backend import _compat
-from pure_backend.errors import UnsupportedOperatorError
+from pure_backend.errors import DeviceError, UnsupportedOperatorError
 from pure_backend.ir.describe import dispatches
 from pure_backend.jax_bridge.avals import to_jax_dtype, to_torch_dtype
 
@@ -135,7 +135,7 @@ def _to_array(tensor: torch.Tensor) -> tuple[jax.Array, bool]:
     shared = source.data_ptr() == tensor.data_ptr() and source.numel() > 0
     if source.device.type != "cpu":
         return jax.dlpack.from_dlpack(_row_major(source)), shared
-    return _compat.array_over(_memory_of(source), _host()), shared
+    return _compat.array_over(_memory_of(source), device_of(source.device)), shared
 
 
 def _memory_of(tensor: torch.Tensor) -> np.ndarray:
@@ -149,8 +149,17 @@ def _memory_of(tensor: torch.Tensor) -> np.ndarray:
 
 
 @functools.cache
-def _host() -> Any:
-    return jax.devices("cpu")[0]
+def device_of(device: torch.device) -> Any:
+    """The JAX device of a `cpu` or `cuda` device, among those of this process.
+
+    Raises:
+        DeviceError: JAX does not see it.
+    """
+    seen = jax.local_devices(backend=device.type)  # `jax.devices()[0]` may be another process's
+    found = seen[0] if device.type == "cpu" else next((d for d in seen if d.local_hardware_id == device.index), None)
+    if found is None:
+        raise DeviceError(f"JAX does not see {device}, only {seen}: let both see the same devices (CUDA_VISIBLE_DEVICES)")
+    return found
 
 
 def _row_major(tensor: torch.Tensor) -> torch.Tensor:

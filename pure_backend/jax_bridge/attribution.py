@@ -27,12 +27,12 @@ from pure_backend.jax_bridge.trace import Walker, tracing
 
 
 @contextlib.contextmanager
-def attributed(gm: fx.GraphModule, device_type: str, remat: Any) -> Iterator[None]:
+def attributed(gm: fx.GraphModule, device: torch.device, remat: Any) -> Iterator[None]:
     """Make an error that is raised in this scope the impurity of the nodes that fail by themselves, or of the whole graph.
 
     Args:
         gm: The functional graph that is compiled inside.
-        device_type: Where it will run.
+        device: Where it will run.
         remat: See `Options.remat`.
 
     Raises:
@@ -42,11 +42,11 @@ def attributed(gm: fx.GraphModule, device_type: str, remat: Any) -> Iterator[Non
         yield
     except Exception as error:
         whole = graph_failure(error)
-        nodes = [] if whole is error else failing_nodes(gm, device_type, remat)
+        nodes = [] if whole is error else failing_nodes(gm, device, remat)
         raise (ImpureGraphError(nodes) if nodes else whole) from error
 
 
-def failing_nodes(gm: fx.GraphModule, device_type: str, remat: Any) -> list[Impurity]:
+def failing_nodes(gm: fx.GraphModule, device: torch.device, remat: Any) -> list[Impurity]:
     """The impurity of each node that does not become an executable by itself."""
     seen: set[Any] = set()
     found = []
@@ -54,7 +54,7 @@ def failing_nodes(gm: fx.GraphModule, device_type: str, remat: Any) -> list[Impu
         if node.op in ("placeholder", "get_attr", "output"):
             continue
         try:
-            program = _alone(gm, node, device_type, remat)
+            program = _alone(gm, node, device, remat)
             content = (str(program.jaxpr), program.inputs)
             if content not in seen:
                 program.forward  # noqa: B018  (makes it)
@@ -64,7 +64,7 @@ def failing_nodes(gm: fx.GraphModule, device_type: str, remat: Any) -> list[Impu
     return found
 
 
-def _alone(gm: fx.GraphModule, node: fx.Node, device_type: str, remat: Any) -> Program:
+def _alone(gm: fx.GraphModule, node: fx.Node, device: torch.device, remat: Any) -> Program:
     """The program of one node, differentiated by all of its arguments that require a gradient."""
     fixed = {arg: Walker(KeyStream(None)).constant(gm, arg) for arg in node.all_input_nodes if arg.op == "get_attr"}
     given = [arg for arg in node.all_input_nodes if arg not in fixed]
@@ -81,7 +81,7 @@ def _alone(gm: fx.GraphModule, node: fx.Node, device_type: str, remat: Any) -> P
     carries = tuple(bool(wanted) and jnp.issubdtype(aval.dtype, jnp.inexact) for aval in jaxpr.out_avals)
     inputs = wanted if any(carries) else ()
     reach = (frozenset(inputs),) * len(carries)
-    return Program(jaxpr, inputs, carries, reach, True, runtime_for(device_type), remat)
+    return Program(jaxpr, inputs, carries, reach, True, runtime_for(device), remat)
 
 
 def _aval(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -31,7 +31,7 @@ class _Saved:
         if _version(tensor) != self.versions[position]:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                f"input {position} of a compiled graph, {tensor.type()} {list(tensor.shape)}, is at version "
+                f"input {position - 1} of a compiled graph, {tensor.type()} {list(tensor.shape)}, is at version "
                 f"{tensor._version}; expected version {self.versions[position]} instead"
             )
         return tensor

@@ -17,7 +17,7 @@ from pure_backend.jax_bridge.cache import ProgramCache
 from pure_backend.jax_bridge.executables import Executables
 from pure_backend.jax_bridge.key_text import key_text
 from pure_backend.jax_bridge.program import Program
-from pure_backend.jax_bridge.runtimes import made_runtimes, runtime_for
+from pure_backend.jax_bridge.runtimes import made_runtimes, place_of, runtime_for
 from pure_backend.jax_bridge.trace import trace
 
 programs = ProgramCache()
@@ -42,7 +42,7 @@ def compile_graph(
     differentiable: Sequence[bool],
     reach: Sequence[frozenset[int]],
     written: Sequence[int],
-    device_type: str,
+    device: torch.device,
     remat: Any,
 ) -> Program:
     """The program of a functional graph.
@@ -52,7 +52,7 @@ def compile_graph(
         differentiable: For each output, whether it carries a gradient.
         reach: For each output, the tensor placeholders (by position among them) whose gradient it contributes to.
         written: The tensor placeholders (by position among them) that the caller writes after each call.
-        device_type: Where it will run.
+        device: Where it will run.
         remat: See `Options.remat`.
     """
     _compat.torchax()
@@ -61,7 +61,9 @@ def compile_graph(
     wanted = tuple(i + 1 for i, t in enumerate(tensors) if t.requires_grad and is_differentiable(t.dtype))
     inputs = wanted if any(differentiable) else ()
     carries = tuple(differentiable) if inputs else (False,) * len(differentiable)
-    key = Key(graph_key(gm), tuple(differentiable), tuple(reach), inputs, tuple(written), device_type, remat, settings())
+    key = Key(
+        graph_key(gm), tuple(differentiable), tuple(reach), inputs, tuple(written), str(place_of(device)), remat, settings()
+    )
 
     def traced() -> tuple[Any, bool]:
         with counters.stage("trace", f"a graph of {len(gm.graph.nodes)} nodes"), _compat.x64():
@@ -69,7 +71,7 @@ def compile_graph(
             return trace(tensors_only(gm), [to_aval(t) for t in tensors])
 
     def make() -> Program:
-        runtime = runtime_for(device_type)
+        runtime = runtime_for(device)
         executables = Executables(runtime, key_text(key, gm, runtime))
         stored = executables.forward
         jaxpr, uses_key = traced() if stored is None else (lambda: traced()[0], stored.uses_key)

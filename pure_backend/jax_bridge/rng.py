@@ -15,7 +15,7 @@ NO_KEY = torch.zeros(KEY_SHAPE, dtype=torch.uint32)
 """What a program that reads no key is given."""
 
 
-def draw_key(device: str) -> torch.Tensor:
+def draw_key(device: torch.device) -> torch.Tensor:
     """Fresh key data from torch's default CPU generator, which it advances.
 
     Returns:
@@ -23,7 +23,7 @@ def draw_key(device: str) -> torch.Tensor:
     """
     high, low = torch.randint(0, 2**32, KEY_SHAPE, dtype=torch.int64).tolist()
     key = torch.tensor([high, low], dtype=torch.uint32)
-    return key if device == "cpu" else key.to(device)
+    return key if device.type == "cpu" else key.to(device)
 
 
 class KeyStream:

@@ -23,7 +23,7 @@ from pure_backend.jax_bridge.avals import to_aval
 from pure_backend.jax_bridge.compile import programs, settings, tensors_only
 from pure_backend.jax_bridge.program import Program
 from pure_backend.jax_bridge.rng import KEY_SHAPE, fold_data
-from pure_backend.jax_bridge.runtimes import runtime_for
+from pure_backend.jax_bridge.runtimes import place_of, runtime_for
 from pure_backend.jax_bridge.trace import trace, tracing
 from pure_backend.jax_bridge.vjp import conjugate, rematerialized
 
@@ -77,7 +77,12 @@ class Wiring:
 
 
 def step_program(
-    loss: fx.GraphModule, update: fx.GraphModule, states: Sequence[torch.Tensor], wiring: Wiring, device: str, remat: Any
+    loss: fx.GraphModule,
+    update: fx.GraphModule,
+    states: Sequence[torch.Tensor],
+    wiring: Wiring,
+    device: torch.device,
+    remat: Any,
 ) -> Program:
     """The program of a step, found by content or traced.
 
@@ -86,14 +91,14 @@ def step_program(
         update: Functional graph of the optimizer's step.
         states: What the optimizer keeps, and other tensors that its graph reads.
         wiring: How they meet.
-        device: Type of the device that it will run on.
+        device: The device that it will run on.
         remat: See `Options.remat`.
     """
     _compat.torchax()
     with _compat.x64():
         kept = tuple(to_aval(state) for state in states)
     described = tuple((aval.shape, str(aval.dtype)) for aval in kept)
-    key = ("step", graph_key(loss), graph_key(update), described, wiring, device, remat, settings())
+    key = ("step", graph_key(loss), graph_key(update), described, wiring, place_of(device), remat, settings())
 
     def make() -> Program:
         with counters.stage("trace"), _compat.x64():

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from pure_backend.errors import UnsupportedOperatorError
 from pure_backend.fx_passes.functional import Alias, Functional, Value
+from pure_backend.fx_passes.inputs import argument_name
 from pure_backend.ir.donors import check_valid
 from pure_backend.ir.facts import facts
 from pure_backend.jax_bridge.avals import is_differentiable
@@ -55,7 +56,7 @@ class StepPlan:
     Args:
         functional: The graph of the loss of one micro-batch.
         reach: Which inputs a result's gradient reaches.
-        device: Type of the device that it runs on.
+        device: The device that it runs on.
         args: The inputs of the graph.
         trainable: The parameters that count: those of the optimizer, and all of the model's if gradients are clipped.
         updates: The steps of the optimizer.
@@ -67,7 +68,7 @@ class StepPlan:
         self,
         functional: Functional,
         reach: Callable[[torch.Tensor], frozenset[int]],
-        device: str,
+        device: torch.device,
         args: Sequence[Any],
         trainable: Sequence[torch.Tensor],
         updates: Updates,
@@ -106,7 +107,7 @@ class StepPlan:
         program, wiring = self.program(update)
         tensors = self.tensors(args)
         inputs = [self.key(program), *tensors, self.vector(update.numbers), *update.states]
-        check_valid(inputs, "a training step")
+        check_valid(inputs, "a training step", lambda: self.names(update))
         own = [args[i] for i in self.positions]
         targets = [*(own[i] for i in wiring.new_values), *(update.states[i] for i in wiring.new_states)]
         move = program.runtime.movable(targets) if self.rules.donate else [False] * len(targets)
@@ -185,7 +186,12 @@ class StepPlan:
     def tensors(self, args: Sequence[Any]) -> list[torch.Tensor]:
         """The inputs of the loss; CPU scalars beside tensors on an accelerator are moved there."""
         tensors = [args[i] for i in self.positions]
-        return [t if t.device.type == self.device else t.to(self.device) for t in tensors]
+        return [t if t.device == self.device else t.to(self.device) for t in tensors]
+
+    def names(self, update: Update) -> list[str]:
+        """What the inputs of the program are called in messages."""
+        placeholders = self.functional.gm.graph.find_nodes(op="placeholder", sort=True)
+        return ["the random key", *map(argument_name, placeholders), "hyper-parameters", *["a state"] * len(update.states)]
 
     def key(self, program: Program) -> torch.Tensor:
         return draw_key(self.device) if program.uses_key else self.no_key
@@ -218,7 +224,7 @@ def _check(plan: StepPlan, args: Sequence[Any]) -> None:
     if not plan.trained:
         raise ValueError("TrainStep: the loss depends on none of the optimizer's parameters")
     shared = overlaps(args)
-    if plan.functional.storage_inputs or (shared is not None and plan.device == "xla" and plan.write_backs):
+    if plan.functional.storage_inputs or (shared is not None and plan.device.type == "xla" and plan.write_backs):
         raise UnsupportedOperatorError("TrainStep: the loss writes a buffer that shares its memory with another input")
     views = [o for o in plan.functional.outputs if isinstance(o, Alias) and (o.of_input is None or o.of_input in plan.split)]
     if plan.rules.micro_batches > 1 and views:

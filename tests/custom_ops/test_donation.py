@@ -95,7 +95,7 @@ def test_a_donated_tensor_is_refused_afterwards(xla):
     x, c = on(xla, 8, 8), compiled(lambda x: x * 2)
     y = bump(x)
     for call in (bump, c):
-        with pytest.raises(pure_backend.DonationError, match=r"input \d, a tensor of shape \(8, 8\), was donated"):
+        with pytest.raises(pure_backend.DonationError, match=r"argument 'x', a tensor of shape \(8, 8\), was donated"):
             call(x)
     x.copy_(y)
     assert c(x).unique().tolist() == [2]

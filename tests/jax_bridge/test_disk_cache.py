@@ -301,7 +301,7 @@ def test_another_processor_is_not_served(folder, monkeypatch):
 
     step(*net_and_input())
     forget()
-    monkeypatch.setattr(runtime_for("cpu"), "fingerprint", "another")
+    monkeypatch.setattr(runtime_for(torch.device("cpu")), "fingerprint", "another")
     step(*net_and_input())
     assert counts() == (1, 2, 0)
 

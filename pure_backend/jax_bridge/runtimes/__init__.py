@@ -91,18 +91,24 @@ class Runtime(Protocol):
         ...
 
 
-_runtimes: dict[str, Runtime] = {}
+_runtimes: dict[torch.device, Runtime] = {}
 
 
-def runtime_for(device_type: str) -> Runtime:
+def place_of(device: torch.device) -> torch.device:
+    """What programs for a device depend on: the device itself, but for `xla`, where torch_xla places a computation."""
+    return torch.device("xla") if device.type == "xla" else device
+
+
+def runtime_for(device: torch.device) -> Runtime:
     """The runtime for tensors on a device, made at its first use.
 
     Raises:
         DeviceError: There is none.
     """
-    if device_type not in _runtimes:
-        _runtimes[device_type] = _make(device_type)
-    return _runtimes[device_type]
+    place = place_of(device)
+    if place not in _runtimes:
+        _runtimes[place] = _make(place)
+    return _runtimes[place]
 
 
 def made_runtimes() -> list[Runtime]:
@@ -110,13 +116,13 @@ def made_runtimes() -> list[Runtime]:
     return list(_runtimes.values())
 
 
-def _make(device_type: str) -> Runtime:
-    if device_type == "xla":
+def _make(device: torch.device) -> Runtime:
+    if device.type == "xla":
         from pure_backend.jax_bridge.runtimes.xla import XlaRuntime
 
         return XlaRuntime()
-    if device_type in ("cpu", "cuda"):
+    if device.type in ("cpu", "cuda"):
         from pure_backend.jax_bridge.runtimes.jax import JaxRuntime
 
-        return JaxRuntime(device_type)
-    raise DeviceError(f"no runtime for tensors on {device_type!r}: use cpu, cuda or xla tensors")
+        return JaxRuntime(device)
+    raise DeviceError(f"no runtime for tensors on {device}: use cpu, cuda or xla tensors")

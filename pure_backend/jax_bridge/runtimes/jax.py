@@ -10,7 +10,7 @@ import jax
 import torch
 
 from pure_backend import _compat, counters
-from pure_backend.jax_bridge.arrays import ArrayViews, to_tensor
+from pure_backend.jax_bridge.arrays import ArrayViews, device_of, to_tensor
 from pure_backend.jax_bridge.lower import Lowered
 from pure_backend.jax_bridge.platform import compile_options
 from pure_backend.jax_bridge.rng import NO_KEY
@@ -19,17 +19,18 @@ from pure_backend.jax_bridge.serialize import deserialize, function_of, machine,
 
 
 class JaxRuntime:
-    """Runs programs on `cpu` or `cuda` tensors in JAX.
+    """Runs programs on the tensors of one `cpu` or `cuda` device in JAX.
 
     Raises:
         EnvironmentMismatchError: See `check_cpu_client`.
     """
 
-    def __init__(self, device_type: str) -> None:
-        if device_type == "cpu":
+    def __init__(self, device: torch.device) -> None:
+        if device.type == "cpu":
             _compat.check_cpu_client()
-        self.platform = device_type
-        self.device = jax.devices(device_type)[0]
+        self.platform = device.type
+        self.place = device
+        self.device = device_of(device)
         self.fingerprint = machine(self.device)
         self.views = ArrayViews()
         self.release = _compat.memory_release()
@@ -40,7 +41,7 @@ class JaxRuntime:
         view = self.views
         self.release()  # the memory of the call before
         if self.platform == "cuda":  # a kept view knows nothing of what torch has queued since it was made
-            torch.cuda.current_stream().synchronize()
+            torch.cuda.current_stream(self.place).synchronize()
         with _compat.x64():  # outside of it int64 becomes int32
             return [view(tensor) for tensor in tensors]
 
