@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
 from pure_backend import _compat, counters
@@ -26,8 +27,8 @@ from pure_backend.fx_passes.partition import partition
 from pure_backend.ir.failures import graph_failure
 from pure_backend.ir.impurity import Impurity
 from pure_backend.options import Options
-from pure_backend.passes import functional_graph, outline_repeats
-from pure_backend.specialize import Plan, Specializations, plan_call
+from pure_backend.passes import Reach, functional_graph, outline_repeats
+from pure_backend.specialize import Bordered, Plan, Specializations, plan_call
 from pure_backend.staged import Staged
 
 
@@ -77,8 +78,12 @@ def compiled_graph(normalized: Normalized, options: Options) -> Specializations:
     """A graph, or a pure partition of one, that is compiled when it is called."""
     gm = normalized.gm
 
-    def specialize(args: Sequence[Any]) -> Plan:
-        functional, reach, device = functional_graph(gm, args)
+    def specialize(args: Sequence[Any]) -> Plan | Bordered:
+        functional, reach, device, plain, border = functional_graph(gm, args)
+        plan = plan_functional(functional, reach, device, plain)
+        return plan if border is None else Bordered(plan, border)
+
+    def plan_functional(functional: Functional, reach: Reach, device: torch.device, gm: fx.GraphModule) -> Plan:
         if options.verify is not False:  # it compares node by node
             return verified(plan_call(functional, reach, device, options), gm, functional, options.verify)
         shared = options.repeats != "off"

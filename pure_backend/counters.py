@@ -10,7 +10,10 @@ import time
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
-_STAGES = ("normalize", "propagate", "mutation", "repeats", "partition", "trace", "differentiate", "lower", "compile", "cache")
+_STAGES = (
+    *("normalize", "propagate", "unwrap", "mutation", "repeats", "partition"),
+    *("trace", "differentiate", "lower", "compile", "cache"),
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,6 +13,7 @@ TOPICS = (
     "specialize",  # a call unlike all before, and what is unlike
     "normalize",
     "propagate",
+    "unwrap",
     "mutation",
     "partition",
     "trace",

@@ -13,7 +13,7 @@ import jax
 import torch
 
 from pure_backend import _compat
-from pure_backend.ir.describe import dispatches
+from pure_backend.ir.wrapper import dispatches, is_wrapper, spread
 
 
 def signature(args: Sequence[Any], overlaps_count: bool) -> tuple[Any, ...]:
@@ -21,7 +21,9 @@ def signature(args: Sequence[Any], overlaps_count: bool) -> tuple[Any, ...]:
 
     Args:
         args: The arguments.
-        overlaps_count: Whether it matters which of them share memory."""
+        overlaps_count: Whether it matters which of them share memory.
+    """
+    args = spread(args)
     seen = [_seen(a) if isinstance(a, torch.Tensor) else (type(a), a) for a in args]
     return (*seen, *_modes(), overlaps(args) if overlaps_count else None)
 
@@ -63,6 +65,23 @@ class Guard:
 
     def _read(self, args: Sequence[Any]) -> list[tuple[type, Any]]:
         return [(type(args[i]), args[i]) for i in self._others]
+
+
+class WrapperGuard:
+    """A `Guard` of calls with wrapper subclasses among the arguments: of their structures and their plain tensors."""
+
+    def __init__(self, args: Sequence[Any], overlaps_count: bool) -> None:
+        self._classes = tuple((i, type(a)) for i, a in enumerate(args) if is_wrapper(a))
+        self._guard = Guard(spread(args), overlaps_count)
+
+    def __call__(self, args: Sequence[Any]) -> bool:
+        """Whether the arguments and modes are as they were."""
+        return all(type(args[i]) is cls for i, cls in self._classes) and self._guard(spread(args))
+
+
+def guard_of(args: Sequence[Any], overlaps_count: bool) -> Guard | WrapperGuard:
+    """A guard of calls like this one."""
+    return (WrapperGuard if any(map(is_wrapper, args)) else Guard)(args, overlaps_count)
 
 
 def overlaps(args: Sequence[Any]) -> tuple[int, ...] | None:

@@ -12,6 +12,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from pure_backend import _compat
+from pure_backend.fx_passes.border import Border
 from pure_backend.fx_passes.functional import Alias, Constant, Functional, Value, WriteBack
 from pure_backend.fx_passes.inputs import argument_name
 from pure_backend.fx_passes.normalize import Normalized
@@ -20,13 +21,14 @@ from pure_backend.ir.donors import check_valid, donors, give_away
 from pure_backend.ir.facts import facts
 from pure_backend.ir.failures import graph_failure
 from pure_backend.ir.impurity import Impurity
+from pure_backend.ir.wrapper import spread
 from pure_backend.jax_bridge.attribution import attributed
 from pure_backend.jax_bridge.autograd import call_program
 from pure_backend.jax_bridge.compile import compile_graph
 from pure_backend.jax_bridge.program import Program
 from pure_backend.jax_bridge.rng import NO_KEY, draw_key
 from pure_backend.options import Options
-from pure_backend.signature import Guard, has_strides, overlaps, signature
+from pure_backend.signature import Guard, WrapperGuard, guard_of, has_strides, overlaps, signature
 from pure_backend.signature_difference import signature_difference
 from pure_backend.staged import EagerStage, Staged
 
@@ -116,6 +118,20 @@ class Plan:
         return [draw_key(self.device) if self.key is None else self.key, *tensors]
 
 
+class Bordered:
+    """A plan of a graph of plain tensors, called with wrapper subclasses."""
+
+    def __init__(self, plan: Plan, border: Border) -> None:
+        self.plan = plan
+        self.border = border
+        self.write_backs = plan.write_backs
+        self.device = plan.device
+
+    def __call__(self, args: Sequence[Any]) -> Any:
+        """The original graph's outputs."""
+        return self.border.leave(args, self.plan(self.border.enter(args)))
+
+
 class EagerPlan:
     """A call that runs in eager torch, for a reason that was logged."""
 
@@ -150,7 +166,7 @@ class Trial:
         return outputs
 
 
-AnyPlan = Plan | Staged | EagerPlan | Trial
+AnyPlan = Plan | Bordered | Staged | EagerPlan | Trial
 
 
 def output_leaf(output: Value | Constant | Alias, args: Sequence[Any], results: Sequence[Any]) -> Any:
@@ -235,7 +251,7 @@ class Specializations:
         self.options = options
         self.plans: dict[Any, AnyPlan] = {}
         self.staged: Staged | EagerPlan | None = None
-        self.latest: tuple[Guard, AnyPlan] | None = None
+        self.latest: tuple[Guard | WrapperGuard, AnyPlan] | None = None
         self.writes = False
         self.lock = threading.RLock()
 
@@ -256,8 +272,8 @@ class Specializations:
         else:  # the most recently used comes last
             self.plans.pop(seen, None)
             self.plans[seen] = plan
-        if not isinstance(plan, Trial) and all(has_strides(a) for a in args if isinstance(a, torch.Tensor)):
-            self.latest = (Guard(args, self.writes), plan)
+        if not isinstance(plan, Trial) and all(has_strides(a) for a in spread(args) if isinstance(a, torch.Tensor)):
+            self.latest = (guard_of(args, self.writes), plan)
         return plan
 
     def specialize(self, args: Sequence[Any]) -> AnyPlan:
@@ -281,7 +297,8 @@ class Specializations:
 
     def reason(self, args: Sequence[Any]) -> str:
         """Why a call needs a plan of its own."""
-        names = [node.name for node in self.normalized.gm.graph.find_nodes(op="placeholder", sort=True)]
+        placeholders = self.normalized.gm.graph.find_nodes(op="placeholder", sort=True)
+        names = [node.name for node, a in zip(placeholders, args, strict=True) for _ in spread([a])]
         return signature_difference(signature(args, self.writes), list(self.plans), names)
 
     def new_plan(self, args: Sequence[Any]) -> AnyPlan:
@@ -317,8 +334,10 @@ class Specializations:
                 self.staged = EagerPlan(self.normalized.gm, str(graph_failure(error)))
 
 
-def _overlaps_on_xla(plan: Plan, args: Sequence[Any]) -> bool:
+def _overlaps_on_xla(plan: Plan | Bordered, args: Sequence[Any]) -> bool:
     """Whether a written input shares memory with another on xla, where strides do not say which part of it a view shows."""
+    if isinstance(plan, Bordered):
+        args = plan.border.enter(args)
     if plan.device.type != "xla" or overlaps(args) is None:
         return False
     storages = [a.untyped_storage()._cdata if isinstance(a, torch.Tensor) else None for a in args]

@@ -13,9 +13,9 @@ from torch.utils import _pytree as pytree
 
 from pure_backend.fx_passes.partition import Stage, for_arguments
 from pure_backend.fx_passes.regions import changes_mode
-from pure_backend.ir.describe import dispatches
 from pure_backend.ir.impurity import Impurity
 from pure_backend.ir.modes import modes_kept
+from pure_backend.ir.wrapper import dispatches
 
 _logger = logging.getLogger("pure_backend")
 Compile = Callable[[fx.GraphModule], Callable[..., Sequence[Any]]]

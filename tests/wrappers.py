@@ -74,6 +74,44 @@ class Shifted(Held):
         return self.a + self.metadata
 
 
+class Rounded(Held):
+    """`a`, rounded."""
+
+    names = ("a",)
+
+    @classmethod
+    def of(cls, a):
+        return cls(a, shape=a.shape, dtype=a.dtype)
+
+    def value(self):
+        return (self.a * 4).round() / 4
+
+    @classmethod
+    def __torch_dispatch__(cls, op, types, args=(), kwargs=None):
+        if op in (aten.t.default, aten.transpose.int):
+            return cls.of(op(args[0].a, *args[1:]))
+        if op is aten.mm.default:  # both operands, also the one that is no wrapper: an activation
+            args = [((arg.a if isinstance(arg, Rounded) else arg) * 4).round() / 4 for arg in args]
+            return op(*args)
+        return super().__torch_dispatch__(op, types, args, kwargs)
+
+
+class Pair(Held):
+    """Two tensors of one shape, wherever they lie; operators compute each."""
+
+    names = ("a", "b")
+
+    @classmethod
+    def of(cls, a, b):
+        return cls(a, b, shape=a.shape, dtype=a.dtype)
+
+    @classmethod
+    def __torch_dispatch__(cls, op, types, args=(), kwargs=None):
+        sides = [pytree.tree_map_only(Pair, lambda pair, name=name: getattr(pair, name), (args, kwargs)) for name in "ab"]
+        a, b = (op(*args, **(kwargs or {})) for args, kwargs in sides)
+        return args[0] if op._schema.is_mutable else cls.of(a, b)
+
+
 class Nested(Held):
     """Another wrapper, and a tensor that is added to it."""
 

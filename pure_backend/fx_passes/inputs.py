@@ -13,6 +13,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from pure_backend.errors import DeviceError
 from pure_backend.ir.describe import describe_tensor, unsuitable_tensor
 from pure_backend.ir.impurity import Unknown
+from pure_backend.ir.wrapper import dispatches, take_apart
 
 
 def check_inputs(gm: fx.GraphModule, args: Sequence[Any]) -> torch.device:
@@ -47,7 +48,7 @@ def argument_name(placeholder: fx.Node) -> str:
 def fake_inputs(gm: fx.GraphModule, args: Sequence[Any]) -> tuple[FakeTensorMode, list[Any]]:
     """Fake tensors of the arguments: same sizes, strides, shared storages and gradient flags, no memory.
 
-    A tensor that no program can take (sparse, quantized, nested, a subclass that dispatches) becomes an `Unknown` that says so
+    A tensor that no program can take (sparse, quantized, nested) becomes an `Unknown` that says so
     by the argument's name.
     """
     # A shape environment, for jagged tensors that the graph makes; it gives no symbols, so host reads are found as without one.
@@ -62,6 +63,9 @@ def _fake(placeholder: fx.Node, arg: Any, mode: FakeTensorMode) -> Any:
         return arg
     if reason := unsuitable_tensor(arg):
         return Unknown(f"argument {argument_name(placeholder)!r} is {reason}")
+    if dispatches(arg):
+        pieces, structure = take_apart(arg)
+        return structure.wrap(_fake(placeholder, piece, mode) for piece in pieces)
     if not arg.is_inference():
         return mode.from_tensor(arg, static_shapes=True)
     with mode:  # inference tensors have no versions, by which writes are found

@@ -30,6 +30,7 @@ from pure_backend.ir.geometry import Geometry
 from pure_backend.ir.impurity import Impurity, Unknown, unknowns
 from pure_backend.ir.modes import AUTOCAST_DEVICES, modes_kept
 from pure_backend.ir.region import Region
+from pure_backend.ir.wrapper import dispatches
 
 _ENTER_INFERENCE = torch.autograd.grad_mode._enter_inference_mode
 _EXIT_INFERENCE = torch.autograd.grad_mode._exit_inference_mode
@@ -138,6 +139,10 @@ class _Run:
             return _SAMPLE_SCALAR
         if node.op == "call_method":
             return getattr(args[0], node.target)(*args[1:], **kwargs)
+        if isinstance(node.target, (torch._ops.HigherOrderOperator, Region)) and any(
+            map(dispatches, tensor_leaves((args, kwargs)))
+        ):
+            raise UnsupportedOperatorError("its body is given a tensor subclass")
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             value, node.meta["bodies"] = higher_order.propagate(node, args, kwargs, self.body)
             return value

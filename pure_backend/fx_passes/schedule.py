@@ -21,6 +21,7 @@ from torch import fx
 from pure_backend.ir.describe import tensor_leaves
 from pure_backend.ir.facts import facts
 from pure_backend.ir.impurity import Unknown
+from pure_backend.ir.wrapper import pieces_of
 
 _UNKNOWN = "unknown"
 _NORMS = (F.batch_norm, torch.batch_norm, F.instance_norm, torch.instance_norm)
@@ -107,7 +108,7 @@ class _Memory:
         value = facts(node).value
         if isinstance(value, Unknown):
             return [self._find(_UNKNOWN)]
-        return [self._find(leaf.untyped_storage()._cdata) for leaf in tensor_leaves(value)]
+        return [self._find(leaf.untyped_storage()._cdata) for leaf in pieces_of(tensor_leaves(value))]
 
     def join(self, storages: Iterable[Any]) -> None:
         """From here on these and the unknown memory are one."""

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
+
+from pure_backend.ir.wrapper import dispatches, take_apart, why_whole
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 DTYPES = {
@@ -84,18 +85,13 @@ def tensor_leaves(value: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
-def dispatches(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is of a class with a `__torch_dispatch__` of its own: what its storage holds is not its value."""
-    cls = type(tensor)
-    return cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ and not issubclass(cls, FakeTensor)
-
-
 def unsuitable_tensor(tensor: torch.Tensor) -> str:
     """Why no program can take a tensor, as `a sparse_coo tensor of shape (3, 3)`, or an empty string."""
     if tensor.is_nested:
         return "a nested tensor"
     if dispatches(tensor):
-        return f"a {type(tensor).__name__}, a tensor subclass whose memory is not its value,"
+        why = why_whole(tensor) or next((kind for piece in take_apart(tensor)[0] if (kind := unsuitable_tensor(piece))), "")
+        return f"a {type(tensor).__name__}, a tensor subclass ({why})" if why else ""
     kind = str(tensor.layout).removeprefix("torch.") if tensor.layout is not torch.strided else ""
     if tensor.is_quantized:
         kind = "quantized"

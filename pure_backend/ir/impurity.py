@@ -62,8 +62,11 @@ class Impurity:
 
 
 def origin(node: fx.Node) -> str:
-    """The name that a node, or the node that it was made from, has in the normalized graph."""
-    return node.meta.get("origin", node.name)
+    """The name that a node, or the node that it was made from, has in the normalized graph.
+
+    `unwrap` leaves it under "of": what is found in its graph is told of the graph that it was made from, which can be cut.
+    """
+    return node.meta.get("of") or node.meta.get("origin", node.name)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -19,7 +19,7 @@ import torch
 
 from pure_backend import _compat
 from pure_backend.errors import DeviceError, UnsupportedOperatorError
-from pure_backend.ir.describe import dispatches
+from pure_backend.ir.wrapper import dispatches
 from pure_backend.jax_bridge.avals import to_jax_dtype, to_torch_dtype
 
 _ALIGNMENT = 64

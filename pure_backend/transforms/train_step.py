@@ -13,11 +13,11 @@ from torch._dynamo.exc import Unsupported, UserError
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
-from pure_backend.errors import ImpureFunctionError
+from pure_backend.errors import ImpureFunctionError, UnsupportedOperatorError
 from pure_backend.fx_passes.normalize import normalize
 from pure_backend.options import Options
 from pure_backend.passes import functional_graph, outline_repeats
-from pure_backend.specialize import Specializations
+from pure_backend.specialize import Bordered, Specializations
 from pure_backend.transforms.capture import Captured
 from pure_backend.transforms.step_plan import Call, Rules, StepPlan
 from pure_backend.transforms.updates import Updates
@@ -135,10 +135,14 @@ class TrainStep:
         normalized = normalize(gm)
 
         def make(args: Sequence[Any]) -> Any:
-            functional, reach, device = functional_graph(normalized.gm, args)
+            functional, reach, device, _, border = functional_graph(normalized.gm, args)
+            if border is not None and border.carriers:
+                raise UnsupportedOperatorError("TrainStep: a parameter that is a tensor subclass is trained: freeze it")
             outline_repeats(functional.gm, self.options.repeats)
             trainable = list(self._trainable())
-            return StepPlan(functional, reach, device, args, trainable, self._updates, lambda: self._call, self._rules)
+            inputs = args if border is None else border.enter(args)
+            plan = StepPlan(functional, reach, device, inputs, trainable, self._updates, lambda: self._call, self._rules)
+            return plan if border is None else Bordered(plan, border)
 
         specializations = Specializations(normalized, make, _never_cut, self.options)
 

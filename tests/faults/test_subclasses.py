@@ -3,10 +3,12 @@
 import pytest
 import torch
 from oracle import compiled
-from torch import nn
-from wrappers import Nested, Scaled, Shifted, scaled
+from torch import fx, nn
+from torch.testing._internal.two_tensor import TwoTensor
+from wrappers import Nested, Pair, Rounded, Scaled, Shifted, scaled
 
 import pure_backend
+from pure_backend.backend import assume_pure
 
 WRAPPERS = {
     "scaled": scaled,
@@ -20,14 +22,230 @@ def linear(x, w):
     return nn.functional.linear(x, w).sin() + 1
 
 
+def one_program(calls: int = 1) -> None:
+    """Assert that all ran in programs: each graph was traced once, and called so often."""
+    statistics = pure_backend.statistics()
+    assert (statistics.traces, statistics.calls) == (1, calls)
+
+
 @pytest.mark.parametrize("parameter", [False, True])
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_an_input(name, parameter):
-    """The value is that of eager, which calls `__torch_dispatch__`."""
-    x, w = torch.ones(2, 3), WRAPPERS[name]()
+    """The value is that of eager, which calls `__torch_dispatch__`; the same program for other values."""
+    w = WRAPPERS[name]()
     w = nn.Parameter(w, requires_grad=False) if parameter else w
-    for _ in range(2):
-        torch.testing.assert_close(compiled(linear)(x, w), linear(x, w))
+    call = compiled(linear)
+    for x in (torch.ones(2, 3), torch.ones(2, 3) * 2, torch.arange(6.0).reshape(2, 3)):
+        torch.testing.assert_close(call(x, w), linear(x, w))
+    one_program(3)
+
+
+def gradients(call, x, w):
+    """The gradients of both, as `backward` leaves them."""
+    x = x.clone().requires_grad_()
+    w.grad = None
+    call(x, w).pow(2).sum().backward()
+    return x.grad, w.grad
+
+
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_gradients(name, trained):
+    """Those of eager, for the wrapper too, in one forward and one backward."""
+    x, w = torch.randn(2, 3), WRAPPERS[name]().requires_grad_(trained)
+    want = gradients(linear, x, w)
+    got = gradients(compiled(linear), x, w)
+    one_program(2)
+    for a, b in zip(want, got, strict=True):
+        assert type(a) is type(b)
+        torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-4)
+
+
+def test_the_gradient_is_that_of_eager_and_not_of_what_the_operators_do():
+    """Rounding has no derivative; eager differentiates the product, then rounds in its backward."""
+    x, w = torch.randn(2, 3), Rounded.of(torch.randn(4, 3))
+    want = gradients(linear, x, w)
+    assert want[0].abs().sum() > 0
+    torch.testing.assert_close(gradients(compiled(linear), x, w)[0], want[0])
+    one_program(2)
+
+
+def test_gradient_of_an_outer_class():
+    """A `TwoTensor` trains: its gradient is one too."""
+
+    def f(x, w):
+        return (x @ w.sin()).sum() * 2 + (w * w).sum()
+
+    results = []
+    for call in (f, compiled(f)):
+        w = nn.Parameter(TwoTensor(torch.arange(6.0).reshape(3, 2), torch.ones(3, 2)))
+        x = TwoTensor(torch.ones(2, 3), torch.ones(2, 3) * 2)
+        loss = call(x, w)
+        results.append(loss.detach())
+        loss.backward()
+        results.append(w.grad)
+    for want, got in zip(results[:2], results[2:], strict=True):
+        assert type(want) is type(got) is TwoTensor
+        torch.testing.assert_close((got.a, got.b), (want.a, want.b))
+
+
+def test_wrappers_between_nodes_and_as_results():
+    """What is made in the graph is taken apart with the nodes that use it; what leaves is wrapped again, once an object."""
+
+    def f(x, t):
+        y = t * 2 + x.sin()
+        a, b = y.chunk(2)
+        return a @ b.t(), a, a, t, x.cos()
+
+    x, t = torch.randn(4, 3), TwoTensor(torch.randn(4, 3), torch.randn(4, 3))
+    want, got = f(x, t), compiled(f)(x, t)
+    one_program()
+    for a, b in zip(want[:4], got[:4], strict=True):
+        assert type(b) is TwoTensor
+        torch.testing.assert_close((b.a, b.b), (a.a, a.b))
+    torch.testing.assert_close(got[4], want[4])
+    assert got[1] is got[2] and got[3] is t
+
+
+def test_metadata_is_part_of_the_signature():
+    """Two that differ in it alone do not share a program; neither do 1 and True, or 0.0 and -0.0."""
+    seen = []
+
+    @torch.compiler.disable
+    def run(call, x, by):
+        return call(x, Shifted.of(torch.zeros(4, 3), by))
+
+    call = assume_pure_once(lambda x, w: x / w, torch.ones(4, 3), Shifted.of(torch.zeros(4, 3), 1.0))
+    for by in (1.0, 2.0, 1.0, 0.0, -0.0, True):
+        seen.append(run(call, torch.ones(4, 3), by))
+        torch.testing.assert_close(seen[-1], torch.ones(4, 3) / (torch.zeros(4, 3) + by))
+
+
+def assume_pure_once(f, *args):
+    """What the backend makes of a function's graph, without Dynamo's guards in front of it."""
+    graph = fx.symbolic_trace(f)
+    graph.graph.output_node().args = ((graph.graph.output_node().args[0],),)
+    graph.recompile()
+    call = assume_pure(graph, args)
+    return lambda *args: call(*args)[0]
+
+
+def test_inner_tensors_are_read_at_every_call():
+    """Swapped, changed in place, of another shape: nothing is remembered of a wrapper."""
+    call = assume_pure_once(linear, torch.ones(2, 3), scaled())
+    w, x = scaled(), torch.ones(2, 3)
+    for change in (
+        lambda: None,
+        lambda: w.q.mul_(2),
+        lambda: setattr(w, "q", w.q.clone().neg_()),
+        lambda: setattr(w, "s", torch.tensor(0.25)),
+        lambda: setattr(w, "s", torch.ones(4, 3) * 3),
+    ):
+        change()
+        torch.testing.assert_close(call(x, w), linear(x, w))
+
+
+def test_writes_to_inner_tensors():
+    """They are the caller's afterwards."""
+
+    def f(t, x):
+        t.add_(x).mul_(2)
+        return t.sin(), x + 1
+
+    x, made = torch.ones(3), lambda: TwoTensor(torch.arange(3.0), torch.ones(3))
+    want, got = made(), made()
+    results = f(want, x), compiled(f)(got, x)
+    torch.testing.assert_close((got.a, got.b), (want.a, want.b))
+    torch.testing.assert_close((results[1][0].a, results[1][0].b), (results[0][0].a, results[0][0].b))
+    one_program()
+
+
+def test_inner_tensors_that_overlap():
+    """A write to one is a write to the other; another overlap is another plan."""
+
+    def f(t, u):
+        t.neg_()
+        return t - u
+
+    memory = torch.arange(8.0) + 1
+    call = assume_pure_once(f, memory[:4], memory[2:6])
+    for start in (2,):
+        want, got = memory.clone(), memory.clone()
+        a = f(Pair.of(want[:4], want[4:]), want[start : start + 4])
+        b = call(Pair.of(got[:4], got[4:]), got[start : start + 4])
+        torch.testing.assert_close((b.a, b.b, got), (a.a, a.b, want))
+
+
+def test_under_a_checkpoint():
+    def f(x, w):
+        return torch.utils.checkpoint.checkpoint(linear, x, w, use_reentrant=False)
+
+    x, w = torch.randn(2, 3), scaled()
+    torch.testing.assert_close(gradients(compiled(f), x, w)[0], gradients(f, x, w)[0])
+
+
+def test_one_that_requires_grad_leaves_the_graph(caplog):
+    """Its gradient may be of any class, which is known in the backward only: its nodes run in eager."""
+    results = []
+    for call in (torch.sin, compiled(lambda t: (t * 2).sin())):
+        t = TwoTensor(torch.ones(3), torch.zeros(3)).requires_grad_()
+        y = call(t) if call is not torch.sin else (t * 2).sin()
+        y.sum().backward()
+        results.append(t.grad)
+    assert "leaves the graph" in caplog.text
+    torch.testing.assert_close((results[1].a, results[1].b), (results[0].a, results[0].b))
+
+
+def test_a_host_read_beside_a_wrapper():
+    """The graph is cut, and its parts take wrappers."""
+
+    def f(x, w):
+        y = linear(x, w)
+        return linear(y[y > 0.5][:3][None], w) + 1
+
+    x, w = torch.randn(6, 3), scaled()
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        torch.testing.assert_close(compiled(f)(x, w), f(x, w))
+
+
+def test_autocast():
+    def f(x, w):
+        with torch.autocast("cpu", torch.bfloat16):
+            return nn.functional.linear(x, w) * 2
+
+    x, w = torch.randn(2, 3), scaled()
+    torch.testing.assert_close(compiled(f)(x, w), f(x, w), rtol=1e-2, atol=1e-2)
+
+
+def test_a_training_step_with_a_frozen_wrapper():
+    """`TrainStep` trains what is beside it."""
+
+    class Adapted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.frozen = nn.Parameter(scaled(), requires_grad=False)
+            self.adapter = nn.Linear(3, 4)
+
+        def forward(self, x):
+            return nn.functional.linear(x, self.frozen) + self.adapter(x)
+
+    x, losses = torch.randn(5, 3), []
+    for own in (False, True):
+        torch.manual_seed(3)
+        model = Adapted()
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        step = pure_backend.TrainStep(model, optimizer, nn.functional.mse_loss)
+        losses.append([])
+        for _ in range(3):
+            if own:
+                losses[-1].append(step(x, torch.ones(5, 4)))
+                continue
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(x), torch.ones(5, 4))
+            loss.backward()
+            optimizer.step()
+            losses[-1].append(loss.detach())
+    torch.testing.assert_close(losses[1], losses[0])
 
 
 def test_quantized_by_hand():

@@ -31,6 +31,14 @@ def matmul(site: Site, x, y):
     return jnp.matmul(*_same(site, x, y))
 
 
+@lowers("aten::_int_mm", "_int_mm")
+def int_mm(site: Site, x, y):
+    """`x: i8[n, k] @ y: i8[k, m]`, summed in i32; `x` may be u8, which no product of bytes takes beside i8."""
+    if x.dtype != y.dtype:
+        x, y = x.astype(jnp.int32), y.astype(jnp.int32)
+    return jnp.matmul(x, y, preferred_element_type=jnp.int32)
+
+
 @lowers("addmm", "baddbmm", "addmv")
 def addmm(site: Site, bias, x, y, *, beta=1, alpha=1):
     """`beta * bias + alpha * (x @ y)`."""

@@ -1,0 +1,144 @@
+"""Wrapper subclasses: tensors that are plain tensors and a rule, `__torch_dispatch__`, of what an operator does to them.
+
+Law: `structure.wrap(pieces)` of `pieces, structure = take_apart(tensor)` is a tensor that stands for what `tensor` stands for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+
+def dispatches(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is of a class with a `__torch_dispatch__` of its own: what its storage holds is not its value."""
+    cls = type(tensor)
+    return cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ and not issubclass(cls, FakeTensor)
+
+
+@dataclasses.dataclass(frozen=True)
+class Structure:
+    """All of a wrapper but its plain tensors; equal structures are wrapped equally.
+
+    Attributes:
+        cls: The class.
+        names: The attributes that hold tensors.
+        inner: For each of them its structure if it is a wrapper too, else None.
+        context: What the class keeps besides, as `__tensor_flatten__` gives it.
+        size: The size that the wrapper shows.
+        stride: The stride that it shows.
+        requires_grad: Whether it requires grad.
+        identity: The context as a value that can be compared.
+    """
+
+    cls: type
+    names: tuple[str, ...]
+    inner: tuple[Structure | None, ...]
+    context: Any = dataclasses.field(compare=False)
+    size: torch.Size
+    stride: tuple[int, ...]
+    requires_grad: bool
+    identity: Any
+
+    @property
+    def count(self) -> int:
+        """How many plain tensors there are, those of inner wrappers counted."""
+        return sum(1 if inner is None else inner.count for inner in self.inner)
+
+    def wrap(self, pieces: Iterator[torch.Tensor]) -> torch.Tensor:
+        """The wrapper of the next `count` of these."""
+        tensors = {n: next(pieces) if s is None else s.wrap(pieces) for n, s in zip(self.names, self.inner, strict=True)}
+        wrapper: Any = self.cls
+        wrapped = wrapper.__tensor_unflatten__(tensors, self.context, self.size, self.stride)
+        return wrapped.requires_grad_() if self.requires_grad else wrapped
+
+
+def take_apart(tensor: torch.Tensor) -> tuple[list[torch.Tensor], Structure]:
+    """The plain tensors of a wrapper, those of wrappers in it too, and the rest."""
+    names, context = tensor.__tensor_flatten__()
+    pieces: list[torch.Tensor] = []
+    inner: list[Structure | None] = []
+    for name in names:
+        value = getattr(tensor, name)
+        own, structure = take_apart(value) if dispatches(value) else ([value], None)
+        pieces += own
+        inner.append(structure)
+    place = tensor.shape, tensor.stride(), tensor.requires_grad
+    return pieces, Structure(type(tensor), tuple(names), tuple(inner), _copied(context), *place, _identity(context))
+
+
+def pieces_of(values: Sequence[Any]) -> list[Any]:
+    """The values with the pieces of each wrapper in its place."""
+    return [piece for value in values for piece in (take_apart(value)[0] if is_wrapper(value) else (value,))]
+
+
+def spread(values: Sequence[Any]) -> list[Any]:
+    """The values with each wrapper's structure, and then its pieces, in its place: all that a plan depends on."""
+    return [part for value in values for part in (_parts(value) if is_wrapper(value) else (value,))]
+
+
+def _parts(wrapper: torch.Tensor) -> list[Any]:
+    pieces, structure = take_apart(wrapper)
+    return [structure, *pieces]
+
+
+def is_wrapper(value: Any) -> bool:
+    """Whether a value is a wrapper that can be taken apart."""
+    return isinstance(value, torch.Tensor) and dispatches(value) and not why_whole(value)
+
+
+def why_whole(tensor: torch.Tensor) -> str:
+    """Why a tensor that dispatches cannot be taken apart, or an empty string."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return "without __tensor_flatten__"
+    if type(tensor).__module__.startswith("torch.distributed"):
+        return "whose operators communicate"
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        return "without strides"
+    values = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+    if not all(isinstance(value, torch.Tensor) for value in values):
+        return "that holds more than tensors"
+    if any(value.requires_grad for value in values):
+        return "whose inner tensors require grad"
+    return next((why for value in values if dispatches(value) and (why := why_whole(value))), "")
+
+
+def _copied(context: Any) -> Any:
+    """A context that does not change when the wrapper's own does."""
+    if type(context) is dict:
+        return {key: _copied(value) for key, value in context.items()}
+    return type(context)(map(_copied, context)) if type(context) in (list, tuple) else context
+
+
+def _identity(value: Any) -> Any:
+    """A value that can be hashed and is equal for equal contexts only: 1, 1.0 and True differ, and so do 0.0 and -0.0."""
+    if isinstance(value, dict):
+        return (type(value), tuple((_identity(key), _identity(part)) for key, part in value.items()))
+    if type(value) in (list, tuple):
+        return (type(value), tuple(map(_identity, value)))
+    if isinstance(value, float):
+        return (type(value), value.hex())
+    try:
+        hash(value)
+    except TypeError:
+        return _Itself(value)
+    if isinstance(value, torch.Tensor):
+        return _Itself(value)
+    return (type(value), value)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Itself:
+    """A value that can only be told by what object it is."""
+
+    value: Any
+
+    def __eq__(self, other: Any) -> bool:
+        return isinstance(other, _Itself) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
