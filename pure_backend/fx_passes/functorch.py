@@ -2,19 +2,23 @@
 
 Before: `_vmap_increment_nesting(3); %a = _add_batch_dim(x, 0, 1); ...; %r = _remove_batch_dim(...); _vmap_decrement_nesting()`
 After:  `%region = Region(gm)(x); %r = region[0]`; when it is propagated, its ATen graph, which knows no levels, is its body.
+
+A call of a user's own function that Dynamo did not look into is such a node too: what it writes and detaches shows in its body.
 """
 
 from __future__ import annotations
 
 import contextlib
 import operator
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
 
+from pure_backend.ir.recorded import aten_graph, followable
 from pure_backend.ir.region import Region
 
 
@@ -72,21 +76,41 @@ def _replace(gm: fx.GraphModule, stretch: list[fx.Node]) -> None:
         gm.graph.erase_node(node)
 
 
-def propagate_region(region: Region, args: tuple, run_body: Callable[..., Any]) -> tuple[Any, tuple[fx.GraphModule, ...]]:
-    """The region's results on fake arguments, and its propagated ATen graph, whose placeholders are the tensors of `args`."""
-    positions = [i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)]
+def open_functions(gm: fx.GraphModule) -> None:
+    """Make calls of the user's own functions (`torch._dynamo.allow_in_graph`) regions, in place."""
+    for node in gm.graph.nodes:
+        if node.op == "call_function" and _is_users(node.target):
+            node.target = Region(node.target)
+
+
+def _is_users(target: Any) -> bool:
+    if not isinstance(target, types.FunctionType) or getattr(target, "pure_backend_impure", False):
+        return False
+    return target.__module__.split(".")[0] not in ("torch", "torch_xla", "pure_backend")
+
+
+def propagate_region(
+    region: Region, args: tuple, kwargs: dict, run_body: Callable[..., Any]
+) -> tuple[Any, tuple[fx.GraphModule, ...]]:
+    """The region's results on fake arguments, and its propagated ATen graph, whose placeholders are the tensors among them."""
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    positions = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    given = [leaves[i] for i in positions]
+    structure: list[Any] = []
 
     def call(*tensors):
-        full = list(args)
+        full = list(leaves)
         for i, tensor in zip(positions, tensors, strict=True):
             full[i] = tensor
-        return region(*full)
+        args, kwargs = pytree.tree_unflatten(full, spec)
+        results, results_spec = pytree.tree_flatten(region(*args, **kwargs))
+        structure[:] = [results_spec]
+        return tuple(results)
 
-    tensors = [args[i] for i in positions]
-    with _levels_kept():  # in the caller's grad mode, which torch.func.grad needs; the detached inputs keep autograd out
-        gm = make_fx(call)(*(tensor.detach() for tensor in tensors))
-    copy, value = run_body(gm, tensors)
-    return tuple(value), (copy,)
+    with _levels_kept():  # in the caller's grad mode, which torch.func.grad needs
+        gm = aten_graph(call, [followable(tensor) if tensor.requires_grad else tensor.detach() for tensor in given])
+    copy, value = run_body(gm, given)
+    return pytree.tree_unflatten(list(value), structure[0]), (copy,)
 
 
 @contextlib.contextmanager

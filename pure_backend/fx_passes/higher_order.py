@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from pure_backend.errors import UnsupportedOperatorError
 from pure_backend.fx_passes.selective import mark_saved
-from pure_backend.ir.describe import source_line
+from pure_backend.ir.describe import source_line, target_name
 from pure_backend.ir.facts import facts
 from pure_backend.ir.modes import modes_kept
 
@@ -37,7 +37,7 @@ def propagate(node: fx.Node, args: tuple, kwargs: dict, run_body: RunBody) -> Re
     if known is None:
         reason = _REASONS.get(name, "has no JAX lowering")
         raise UnsupportedOperatorError(f"the higher-order operator {name} {reason}\n  at {source_line(node)}")
-    _refuse_runtime_scalars(node)
+    refuse_runtime_scalars(node)
     with modes_kept():
         value, bodies = known(args, kwargs, run_body)
     for body in bodies if name in _APART else ():
@@ -297,12 +297,13 @@ def _refuse_other_carry(name: str, before: Sequence[Any], after: Sequence[Any]) 
         raise UnsupportedOperatorError(f"{name} carries {_shapes(before)} but its body gives {_shapes(after)}")
 
 
-def _refuse_runtime_scalars(node: fx.Node) -> None:
+def refuse_runtime_scalars(node: fx.Node) -> None:
     """A float that changes from call to call enters a graph as `item()` of a tensor; a body would take its sample for it."""
     floats = [arg for arg in node.all_input_nodes if isinstance(facts(arg).value, float) and arg.op != "placeholder"]
     if floats:
         raise UnsupportedOperatorError(
-            f"{node.target.name()} is given the Python float {floats[0].name}, which changes from call to call: pass a tensor\n"
+            f"{target_name(node.target)} is given the Python float {floats[0].name}, which changes from call to call: "
+            f"pass a tensor\n"
             f"  at {source_line(node)}"
         )
 

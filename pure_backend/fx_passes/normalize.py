@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from pure_backend.fx_passes.functorch import group_regions
+from pure_backend.fx_passes.functorch import group_regions, open_functions
 from pure_backend.fx_passes.scopes import name_scopes
 from pure_backend.fx_passes.sharding import thread_annotations
 from pure_backend.ir.donors import take_markers
@@ -61,6 +61,7 @@ def normalize(gm: fx.GraphModule) -> Normalized:
     take_markers(copy)
     thread_annotations(copy)
     group_regions(copy)
+    open_functions(copy)
     copy.graph.lint()
     return Normalized(copy, tuple(owners))
 

@@ -147,7 +147,8 @@ class _Run:
             value, node.meta["bodies"] = higher_order.propagate(node, args, kwargs, self.body)
             return value
         if isinstance(node.target, Region):
-            value, node.meta["bodies"] = propagate_region(node.target, args, self.body)
+            higher_order.refuse_runtime_scalars(node)
+            value, node.meta["bodies"] = propagate_region(node.target, args, kwargs, self.body)
             return value
         if node.target is _ENTER_INFERENCE:
             return _set_grad_enabled(not args[0])

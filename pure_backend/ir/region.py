@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import fx
@@ -14,15 +14,16 @@ class Region:
     """A stretch of a graph that enters and leaves functorch's levels (`torch.vmap`, `torch.func.grad`, ...).
 
     Between the nodes of such a stretch values are wrapped for one level, and the nodes name levels by number, so no node of it
-    can be looked at alone. Called with its inputs it returns a tuple of what the rest of the graph uses of it.
+    can be looked at alone. Called with its inputs it returns a tuple of what the rest of the graph uses of it. A function of
+    the user's that Dynamo does not look into is another one: its nodes are not there yet, and it returns what it likes.
     """
 
-    gm: fx.GraphModule
+    gm: Callable[..., Any]
 
     __name__ = "region"  # fx prints a node's target by name
 
-    def __call__(self, *args: Any) -> tuple:
-        return self.gm(*args)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.gm(*args, **kwargs)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -14,10 +14,10 @@ import torch
 from torch import fx
 from torch._decomp import decomposition_table
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from pure_backend.ir.facts import Facts
+from pure_backend.ir.recorded import aten_graph, followable
 
 
 def decompose(
@@ -26,6 +26,7 @@ def decompose(
     spec: pytree.TreeSpec,
     writes: tuple[int, ...],
     autocast: tuple[tuple[str, torch.dtype], ...],
+    recorded: bool,
 ) -> fx.GraphModule:
     """The ATen graph of one call.
 
@@ -35,6 +36,7 @@ def decompose(
         spec: Their pytree: `(args, kwargs)`.
         writes: Which of the tensors among the leaves the call writes.
         autocast: The autocast regions to run in; the casts they make are in the graph.
+        recorded: Whether autograd records the call: what it does not follow inside, because it is detached, is so in the graph.
 
     Returns:
         A graph whose placeholders are the tensors among `leaves` in order, a tensor that stands there twice once, and whose
@@ -43,7 +45,9 @@ def decompose(
     positions = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     order = distinct([leaves[i] for i in positions])
     mode = FakeTensorMode()
-    fakes = [_fresh(leaves[positions[first]], mode) for first in dict.fromkeys(order)]
+    recorded = recorded and any(leaves[i].requires_grad for i in positions)
+    with mode, torch.set_grad_enabled(recorded):
+        fakes = [followable(leaves[positions[first]]) for first in dict.fromkeys(order)]
     number = {first: n for n, first in enumerate(dict.fromkeys(order))}
 
     def call(*unique):
@@ -57,11 +61,11 @@ def decompose(
         return [*results, *(tensors[w] for w in writes)]
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.no_grad())
+        stack.enter_context(torch.set_grad_enabled(recorded))
         stack.enter_context(mode)
         for device, dtype in autocast:
             stack.enter_context(torch.autocast(device, dtype, cache_enabled=False))
-        gm = make_fx(torch.func.functionalize(call, remove="mutations_and_views"))(*fakes)
+        gm = aten_graph(torch.func.functionalize(call, remove="mutations_and_views"), fakes)
     return _with_facts(gm)
 
 
@@ -74,11 +78,6 @@ def distinct(values: Sequence[Any]) -> list[int]:
 def torch_decomposition(op: Any) -> Callable[..., Any] | None:
     """Torch's registered decomposition of an ATen operator, or None."""
     return decomposition_table.get(op)
-
-
-def _fresh(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
-    with mode:
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 
 
 def _with_facts(gm: fx.GraphModule) -> fx.GraphModule:

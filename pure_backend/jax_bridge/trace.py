@@ -206,7 +206,7 @@ class Walker:
         leaves = [_scalar_as_tensor(leaf, array) for leaf, array in zip(leaves, arrays, strict=True)]
         pairs = [(leaf, a) for leaf, a in zip(leaves, arrays, strict=True) if isinstance(leaf, torch.Tensor)]
         tensors = [pairs[i][1] for i in dict.fromkeys(distinct([leaf for leaf, _ in pairs]))]
-        gm = decompose(op, leaves, spec, writes, facts(node).autocast)
+        gm = decompose(op, leaves, spec, writes, facts(node).autocast, facts(node).grad)
         _check_progress(node, gm, op)
         return self.run(gm, tensors)
 

@@ -14,10 +14,10 @@ from pure_backend.jax_bridge.rng import fold_data
 
 @updates
 @lowers("region")
-def region(site: Site, *operands):
-    """A stretch under `torch.func` transforms: its ATen graph."""
+def region(site: Site, *operands, **kwargs):
+    """A stretch under `torch.func` transforms, or a function of the user's: its ATen graph."""
     (gm,) = site.bodies
-    return results(site, site.body(gm, [operand for operand in operands if isinstance(operand, jax.Array)]))
+    return results(site, site.body(gm, [leaf for leaf in jax.tree.leaves((operands, kwargs)) if isinstance(leaf, jax.Array)]))
 
 
 @lowers("aten::_efficientzerotensor", "aten::_new_zeros_with_same_feature_meta")

@@ -296,7 +296,7 @@ lowers("_conj", "aten::_conj")(lambda site, x: jnp.conj(x))
 lowers("aten::_neg_view", "_neg_view")(lambda site, x: -x)
 
 
-@lowers("detach", "_get_data_attr")
+@lowers("detach", "aten::detach_copy", "_get_data_attr")
 def detach(site: Site, x):
     """The value without its gradient."""
     return lax.stop_gradient(x)
