@@ -29,7 +29,7 @@ setup(
             "pytest-xdist",
             "ruff",
         ],
-        "zoo": ["diffusers", "timm", "torchvision", "transformers>=5"],
+        "zoo": ["diffusers", "timm", "torchao", "torchvision", "transformers>=5"],
     },
     entry_points={"torch_dynamo_backends": ["assume_pure = pure_backend.backend:assume_pure"]},
 )
