@@ -124,8 +124,9 @@ class Bordered:
     def __init__(self, plan: Plan, border: Border) -> None:
         self.plan = plan
         self.border = border
-        self.write_backs = plan.write_backs
-        self.device = plan.device
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.plan, name)
 
     def __call__(self, args: Sequence[Any]) -> Any:
         """The original graph's outputs."""

@@ -101,7 +101,29 @@ def _region(body: Callable[..., Any], _: Any, *operands: Any) -> Any:
     return body(*operands)
 
 
-_EAGERLY = {"scan": _scan, "invoke_subgraph": _region}
+def _apply(forward: Callable[..., Any], backward: Callable[..., Any], *operands: Any, **kwargs: Any) -> Any:
+    """`autograd_function_apply`: torch's own for what Dynamo made; `unwrap` says less, and that for all versions alike."""
+    if set(kwargs) == {"non_differentiable_idx"}:
+        return _Applied.apply(forward, backward, kwargs["non_differentiable_idx"], *operands)
+    return torch.ops.higher_order.autograd_function_apply(forward, backward, *operands, **kwargs)
+
+
+class _Applied(torch.autograd.Function):
+    """`forward: operands -> (results, saved)`, with `backward: (cotangents, saved) -> gradients` as its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, forward: Any, backward: Any, fixed: Sequence[int], *operands: torch.Tensor) -> tuple:
+        results, saved = forward(*operands)
+        ctx.saved, ctx.graph = saved, backward
+        ctx.mark_non_differentiable(*(results[i] for i in fixed))
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: torch.Tensor) -> tuple:
+        return (None, None, None, *ctx.graph(*cotangents, *ctx.saved))
+
+
+_EAGERLY = {"scan": _scan, "invoke_subgraph": _region, "autograd_function_apply": _apply}
 
 
 def eagerly(target: Any) -> Callable[..., Any]:

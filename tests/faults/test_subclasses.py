@@ -50,15 +50,17 @@ def gradients(call, x, w):
 
 @pytest.mark.parametrize("trained", [False, True])
 @pytest.mark.parametrize("name", WRAPPERS)
-def test_gradients(name, trained):
+def test_gradients(name, trained, device):
     """Those of eager, for the wrapper too, in one forward and one backward."""
     x, w = torch.randn(2, 3), WRAPPERS[name]().requires_grad_(trained)
     want = gradients(linear, x, w)
-    got = gradients(compiled(linear), x, w)
+    moved = w.detach().to(device).requires_grad_(trained)
+    assert type(moved) is type(w)
+    got = gradients(compiled(linear), x.to(device), moved)
     one_program(2)
     for a, b in zip(want, got, strict=True):
         assert type(a) is type(b)
-        torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(b if b is None else b.cpu(), a, rtol=1e-4, atol=1e-4)
 
 
 def test_the_gradient_is_that_of_eager_and_not_of_what_the_operators_do():
@@ -174,6 +176,20 @@ def test_inner_tensors_that_overlap():
         a = f(Pair.of(want[:4], want[4:]), want[start : start + 4])
         b = call(Pair.of(got[:4], got[4:]), got[start : start + 4])
         torch.testing.assert_close((b.a, b.b, got), (a.a, a.b, want))
+
+
+def test_the_report_shows_a_program():
+    model = nn.Linear(3, 4)
+    model.weight = nn.Parameter(scaled(), requires_grad=False)
+    report = pure_backend.explain(model)(torch.ones(2, 3))
+    assert (len(report.graphs), len(report.partitions), report.graphs[0].impurities) == (1, 1, ())
+
+
+def test_verified():
+    """`verify` compares the plain graph node by node, and its backward."""
+    x, w = torch.randn(2, 3), scaled()
+    got = gradients(compiled(linear, options={"verify": True}), x, w)
+    torch.testing.assert_close(got[0], gradients(linear, x, w)[0])
 
 
 def test_under_a_checkpoint():
