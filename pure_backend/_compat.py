@@ -16,6 +16,7 @@ import re
 import sys
 import threading
 import types
+import unittest.mock
 import warnings
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -493,3 +494,25 @@ def symbolic_guards(gm: torch.fx.GraphModule) -> SymbolicGuards:
         )
 
     return check
+
+
+@contextlib.contextmanager
+def capturing_more() -> Iterator[None]:
+    """A scope in which Dynamo captures recurrent layers, and `torch_xla.device()` as the device that it gives."""
+    with torch._dynamo.config.patch(allow_rnn=True), contextlib.ExitStack() as stack:
+        for owner, name, value in _capturable_torch_xla():
+            stack.enter_context(unittest.mock.patch.object(owner, name, value, create=True))
+        yield
+
+
+@functools.cache
+def _capturable_torch_xla() -> list[tuple[Any, str, Any]]:
+    """What Dynamo needs to capture functions of torch_xla: attributes of objects of its, and other values for them."""
+    module = sys.modules.get("torch_xla")
+    if module is None:
+        return []
+    from torch_xla.core import xla_model
+    from torch_xla.experimental.gru import GRU
+
+    constants = [(function, "_dynamo_marked_constant", True) for function in (module.device, xla_model.xla_device)]
+    return [*constants, (GRU, "forward", torch.nn.modules.rnn.GRU.forward)]  # it is put in the place of torch's own

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch._dynamo.exc import FailOnRecompileLimitHit
 
+from pure_backend import _compat
+
 
 class Captured:
     """`captured(fn, *args, **kwargs)` is `fn(*args, **kwargs)` in one compiled graph.
@@ -42,7 +44,20 @@ class Captured:
 
     def _fresh(self) -> Callable[..., Any]:
         own = types.FunctionType(_call.__code__.replace(), _call.__globals__, "call")
-        return torch.compile(own, backend=self.backend, fullgraph=self.fullgraph, dynamic=self.dynamic)
+        context = torch._dynamo.optimize(backend=self.backend, nopython=self.fullgraph, dynamic=self.dynamic)
+        context.callback = _capturing_more(context.callback)
+        return context(own)
+
+
+def _capturing_more(convert: Callable[..., Any]) -> Callable[..., Any]:
+    """What Dynamo calls for a frame that it has not captured, under settings that hold for that long: known frames see none."""
+
+    def callback(*args: Any, **kwargs: Any) -> Any:
+        with _compat.capturing_more():
+            return convert(*args, **kwargs)
+
+    callback._torchdynamo_orig_backend = convert._torchdynamo_orig_backend  # type: ignore[attr-defined]  # in its place
+    return callback
 
 
 def _call(fn, *args, **kwargs):

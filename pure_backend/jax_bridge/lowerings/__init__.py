@@ -16,6 +16,7 @@ from pure_backend.jax_bridge.lowerings import matmul as matmul
 from pure_backend.jax_bridge.lowerings import normalization as normalization
 from pure_backend.jax_bridge.lowerings import pooling as pooling
 from pure_backend.jax_bridge.lowerings import random as random
+from pure_backend.jax_bridge.lowerings import recurrent as recurrent
 from pure_backend.jax_bridge.lowerings import reductions as reductions
 from pure_backend.jax_bridge.lowerings import resize as resize
 from pure_backend.jax_bridge.lowerings import scatter as scatter

@@ -159,7 +159,7 @@ def poisson(site: Site, x, generator=None):
     return jax.random.poisson(site.keys.next(), x).astype(x.dtype)
 
 
-def _dropped(site: Site, x, p: float, shape):
+def dropped(site: Site, x, p: float, shape):
     """`x` with elements dropped, the mask drawn in `shape` and broadcast."""
     if p >= 1:
         return x * jnp.zeros((), x.dtype)
@@ -170,7 +170,7 @@ def _dropped(site: Site, x, p: float, shape):
 @lowers("F.dropout", "dropout")
 def dropout(site: Site, x, p=0.5, training=True, inplace=False):
     """Each element dropped with probability p."""
-    return _dropped(site, x, p, x.shape) if training and p > 0 else x
+    return dropped(site, x, p, x.shape) if training and p > 0 else x
 
 
 @lowers("F.dropout1d", "F.dropout2d", "F.dropout3d", "feature_dropout")
@@ -178,7 +178,7 @@ def feature_dropout(site: Site, x, p=0.5, training=True, inplace=False):
     """Whole channels dropped."""
     spatial = {"dropout1d": 1, "dropout2d": 2, "dropout3d": 3}.get(getattr(site.node.target, "__name__", ""), x.ndim - 2)
     lead = x.shape[: x.ndim - spatial]
-    return _dropped(site, x, p, lead + (1,) * spatial) if training and p > 0 else x
+    return dropped(site, x, p, lead + (1,) * spatial) if training and p > 0 else x
 
 
 @lowers("aten::native_dropout")
