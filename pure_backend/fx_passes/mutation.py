@@ -13,6 +13,7 @@ Before:                                  After:
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import operator
 from typing import Any
 
@@ -22,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from pure_backend.errors import ImpureGraphError, UnsupportedOperatorError
 from pure_backend.fx_passes.functional import Alias, Constant, Functional, Value, WriteBack
-from pure_backend.fx_passes.replay import view_between, view_of_output
+from pure_backend.fx_passes.replay import SAME, view_between, view_by_strides, view_of_output
 from pure_backend.ir import functional_ops
 from pure_backend.ir.describe import tensor_leaves
 from pure_backend.ir.facts import facts, reads_input_scalar
@@ -85,6 +86,7 @@ class _Pass:
         self.placeholders = gm.graph.find_nodes(op="placeholder", sort=True)
         self.inputs_of = _by_storage(self.placeholders)
         self.written = _storages_with_cells(gm)
+        self.reshaped = _reshaped(gm)
         self.cells: dict[int, _Cell] = {}
         self.env: dict[fx.Node, fx.Node] = {}
         self.reads: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}
@@ -128,6 +130,8 @@ class _Pass:
             return self.visit_placeholder(node, storage)
         for arg, geometry in known.restrided:
             self.restride(arg, geometry)
+        for arg in known.cut:
+            self.cut(arg, node)
         if known.writes:
             return self.visit_write(node)
         if storage in self.cells:
@@ -177,15 +181,15 @@ class _Pass:
         new = self.copy(node)
         new.op, new.target = "call_function", functional_ops.Functionalized(node.target, writes)
         new.meta["facts"] = dataclasses.replace(facts(new), value=None, geometry=None, writes=())
-        new.meta["result"] = known.value
-        new.meta["written"] = tuple(facts(arg).value for arg in known.writes)
+        new.meta["result"] = known.value if known.geometry is None else _at(known.value, known.geometry)
+        new.meta["written"] = tuple(self.value(arg) for arg in known.writes)
         for i, arg in enumerate(known.writes):
-            value = self.emit(operator.getitem, (new, i + 1), node, facts(arg).value)
+            value = self.emit(operator.getitem, (new, i + 1), node, self.value(arg))
             self.write(arg, value, node)
         storage = known.geometry.storage if known.geometry else None
         if storage in self.cells:
             return  # the written argument itself
-        self.env[node] = self.emit(operator.getitem, (new, 0), node, known.value)
+        self.env[node] = self.emit(operator.getitem, (new, 0), node, new.meta["result"])
         if storage in self.written:
             self.cells[storage] = _Cell(known.geometry, self.env[node], known.geometry.requires_grad)
 
@@ -193,8 +197,35 @@ class _Pass:
         """From here on `arg` shows its memory in another way."""
         if arg.op == "placeholder":
             raise UnsupportedOperatorError("the shape of an input is changed in place")
-        self.geometries[arg] = geometry
-        self.reads.pop(arg, None)
+        for node in self.same(arg):
+            self.geometries[node] = geometry
+            self.reads.pop(node, None)
+
+    def cut(self, arg: fx.Node, at: fx.Node) -> None:
+        """From here on `arg` has no gradient history, and what is written to it begins a new one."""
+        storage = facts(arg).geometry.storage
+        if self.creators[storage].op == "placeholder":
+            raise UnsupportedOperatorError("the gradient history of an input is cut in place")
+        if any(_is_used_after(at, view) for view in self.views_with_history(arg, at)):
+            raise UnsupportedOperatorError("the gradient history of a tensor is cut in place, but not that of its views")
+        cell = self.cells[storage]
+        cell.node = self.emit(torch.Tensor.detach, (cell.node,), at, facts(cell.node).value)
+        cell.requires_grad = False
+
+    def views_with_history(self, arg: fx.Node, at: fx.Node) -> list[fx.Node]:
+        """The views of a tensor that were made before, and go on having a gradient."""
+        same, storage = self.same(arg), facts(arg).geometry.storage
+        earlier = itertools.takewhile(lambda node: node is not at, self.gm.graph.nodes)
+        views = [node for node in earlier if (lies := facts(node).geometry) and lies.storage == storage and node not in same]
+        return [node for node in views if facts(node).geometry.requires_grad and node not in self.detached]
+
+    def same(self, arg: fx.Node) -> list[fx.Node]:
+        """The nodes whose value is the same tensor, which an operator in place returned."""
+        return [node for node in self.gm.graph.nodes if node.op != "output" and facts(node).value is facts(arg).value]
+
+    def value(self, node: fx.Node) -> torch.Tensor:
+        """A fake tensor like the value of a node of the old graph at this point of the pass."""
+        return _at(facts(node).value, self.geometry(node))
 
     def geometry(self, node: fx.Node) -> Geometry | None:
         """Where a node of the old graph lies at this point of the pass."""
@@ -230,17 +261,19 @@ class _Pass:
         result = cell.node
         if not geometry.same_place(cell.base):
             where = (_portable(cell.base), _portable(geometry))
-            result = self.emit(functional_ops.read_view, (cell.node, *where), node, facts(node).value)
+            result = self.emit(functional_ops.read_view, (cell.node, *where), node, self.value(node))
         if node in self.detached and cell.requires_grad:
-            result = self.emit(torch.Tensor.detach, (result,), node, facts(node).value)
+            result = self.emit(torch.Tensor.detach, (result,), node, self.value(node))
         self.reads[node] = (cell.node, result)
         return result
 
     def copy(self, node: fx.Node) -> fx.Node:
         copied = self.graph.node_copy(node, self.read)
+        if (geometry := facts(node).geometry) is not None:
+            copied.meta["facts"] = dataclasses.replace(facts(node), value=_at(facts(node).value, geometry))
         if bodies := facts(node).bodies:
             bodies = tuple(functionalize_body(body) for body in bodies)
-            copied.meta["facts"] = dataclasses.replace(facts(node), bodies=bodies)
+            copied.meta["facts"] = dataclasses.replace(facts(copied), bodies=bodies)
         return copied
 
     def emit(self, target: Any, args: tuple, source: fx.Node, value: Any) -> fx.Node:
@@ -292,9 +325,15 @@ class _Outputs:
         if known.geometry is None:
             return Constant(known.value)
         creator = self.of.creators[known.geometry.storage]
+        reshaped = known.geometry.storage in self.of.reshaped
         if creator.op == "placeholder":
             origin = self.input_of(leaf, creator)
-            return Alias(self.of.placeholders.index(origin), None, view_between(origin, leaf))
+            view = view_by_strides(origin, leaf, self.of.geometry(leaf)) if reshaped else view_between(origin, leaf)
+            return Alias(self.of.placeholders.index(origin), None, view)
+        if reshaped and known.geometry.storage in shared:
+            if known.value is not facts(creator).value:
+                raise UnsupportedOperatorError("an output is a view of another one whose shape was changed in place")
+            return Alias(None, self.position(creator), SAME)
         if known.geometry.storage in shared and (view := view_of_output(creator, leaf)):
             return Alias(None, self.position(creator), view)
         return Value(self.position(leaf))
@@ -321,9 +360,28 @@ class _Outputs:
 def _storages_with_cells(gm: fx.GraphModule) -> set[int]:
     """Storages that are written, and those that `as_strided` may read outside of its argument."""
     cells = {facts(arg).geometry.storage for node in gm.graph.nodes for arg in facts(node).writes}
-    cells |= {geometry.storage for node in gm.graph.nodes for _, geometry in facts(node).restrided}
+    cells |= _reshaped(gm) | {facts(arg).geometry.storage for node in gm.graph.nodes for arg in facts(node).cut}
     strided = (n for n in gm.graph.nodes if n.target in ("as_strided", torch.as_strided))
     return cells | {facts(node).geometry.storage for node in strided}
+
+
+def _reshaped(gm: fx.GraphModule) -> set[int]:
+    """Storages on which a tensor's shape is changed in place."""
+    return {geometry.storage for node in gm.graph.nodes for _, geometry in facts(node).restrided}
+
+
+def _at(value: torch.Tensor, geometry: Geometry) -> torch.Tensor:
+    """A fake tensor as it was when it lay at a place: itself, unless its shape or history was changed in place since."""
+    same_history = value.requires_grad or not geometry.requires_grad
+    if same_history and (tuple(value.shape), tuple(value.stride())) == (geometry.size, geometry.stride):
+        return value
+    with value.fake_mode, torch.inference_mode(False):  # type: ignore[attr-defined]
+        then = torch.empty_strided(geometry.size, geometry.stride, dtype=geometry.dtype, device=value.device)
+        return then.requires_grad_(geometry.requires_grad)
+
+
+def _is_used_after(at: fx.Node, node: fx.Node) -> bool:
+    return any(at < user for user in node.users)
 
 
 def _sources(node: fx.Node) -> list[fx.Node]:

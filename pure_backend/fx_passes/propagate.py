@@ -80,6 +80,7 @@ class _Run:
         tensor_args = [arg for arg in node.all_input_nodes if isinstance(values[arg], torch.Tensor)]
         versions = [values[arg]._version for arg in tensor_args]
         histories = {arg: _history(values[arg]) for arg in tensor_args}
+        followed = [arg for arg in tensor_args if values[arg].requires_grad]
         autocast = _autocast_now()
         value = self.evaluate(node, argument)
         written = [arg for arg, seen in zip(tensor_args, versions, strict=True) if values[arg]._version != seen]
@@ -95,6 +96,7 @@ class _Run:
             grad=torch.is_grad_enabled(),
             autocast=autocast,
             restrided=restrided,
+            cut=tuple(arg for arg in followed if not values[arg].requires_grad),
             bodies=node.meta.pop("bodies", ()),
         )
         return value

@@ -48,6 +48,16 @@ def view_between(origin: fx.Node, node: fx.Node) -> View:
     return View(_chain(origin, path), None, detach)
 
 
+def view_by_strides(origin: fx.Node, node: fx.Node, place: Geometry) -> View:
+    """The view of `origin` that shows what lies at a place, which is where `node` lies after its shape was changed."""
+    detach = facts(origin).geometry.requires_grad and not facts(node).value.requires_grad
+    return View(None, (place.size, place.stride, place.offset), detach)
+
+
+SAME = View(None, None, False)
+"""The origin itself."""
+
+
 def view_of_output(origin: fx.Node, node: fx.Node) -> View | None:
     """The view that makes `node` from a program output, which is contiguous, or None where it cannot be made from it."""
     start, end = facts(origin).geometry, facts(node).geometry
@@ -68,7 +78,7 @@ def _path(origin: fx.Node, node: fx.Node) -> list[fx.Node] | None:
     while node is not origin:
         parents = [arg for arg in node.all_input_nodes if _on_storage(arg, storage)]
         others = [arg for arg in node.all_input_nodes if arg not in parents and _has_tensor(arg)]
-        if len(parents) != 1 or others:
+        if len(parents) != 1 or others or facts(node).restrided or facts(node).cut:
             return None
         if not facts(node).writes:  # a write returns its argument: nothing to repeat
             path.append(node)

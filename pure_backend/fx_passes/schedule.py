@@ -69,8 +69,10 @@ def schedule(nodes: Iterable[fx.Node], impure: set[fx.Node]) -> dict[fx.Node, in
 
 
 def written(node: fx.Node, impure: bool) -> tuple[fx.Node, ...]:
-    """The arguments that a node writes, or, if it is not known, those that it may write."""
+    """The arguments that a node changes in place, or, if it is not known, those that it may."""
     known = facts(node)
+    if known.restrided or known.cut:
+        return (*known.writes, *known.cut, *(arg for arg, _ in known.restrided))
     tensors = tuple(node.all_input_nodes)
     if isinstance(node.target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         return known.writes or (tensors if _schema_writes(node.target) else ())

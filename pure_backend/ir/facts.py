@@ -24,6 +24,7 @@ class Facts:
         grad: Whether autograd was recording while it ran.
         autocast: Device type and dtype of the autocast regions that were open while it ran.
         restrided: Argument nodes that the node gave another geometry in place (`t_`, `unsqueeze_`), and the new one.
+        cut: Argument nodes whose gradient history the node ended in place (`detach_`).
         bodies: For a higher-order operator, its propagated bodies.
     """
 
@@ -34,6 +35,7 @@ class Facts:
     grad: bool = True
     autocast: tuple[tuple[str, torch.dtype], ...] = ()
     restrided: tuple[tuple[fx.Node, Geometry], ...] = ()
+    cut: tuple[fx.Node, ...] = ()
     bodies: tuple[fx.GraphModule, ...] = ()
 
     @classmethod
