@@ -229,7 +229,7 @@ def plan_call(
     written = sorted({place[i] for i in written_back} | set(given_away))
     with attributed(functional.gm, device, options.remat):
         program = compile_graph(functional.gm, functional.differentiable, reached, written, device, options.remat)
-        program.forward  # noqa: B018  (differentiated, lowered and compiled here, where a failure still has a way out)
+        program.prepare()
     return Plan(functional, program, positions, device, given_away if device.type == "xla" else ())
 
 

@@ -57,7 +57,7 @@ def failing_nodes(gm: fx.GraphModule, device: torch.device, remat: Any) -> list[
             program = _alone(gm, node, device, remat)
             content = (str(program.jaxpr), program.inputs)
             if content not in seen:
-                program.forward  # noqa: B018  (makes it)
+                program.prepare()
                 seen.add(content)
         except Exception as error:
             found.append(failure(node, error))
@@ -69,14 +69,14 @@ def _alone(gm: fx.GraphModule, node: fx.Node, device: torch.device, remat: Any) 
     fixed = {arg: Walker(KeyStream(None)).constant(gm, arg) for arg in node.all_input_nodes if arg.op == "get_attr"}
     given = [arg for arg in node.all_input_nodes if arg not in fixed]
 
-    def function(key, *values):
+    def function(key, *arrays):
+        values = pytree.tree_unflatten(arrays, spec)
         return jax.tree.leaves(Walker(KeyStream(key)).node(node, fixed | dict(zip(given, values, strict=True))))
 
-    values = [facts(arg).value for arg in given]
+    leaves, spec = pytree.tree_flatten([facts(arg).value for arg in given])  # torch's own result types are no trees of JAX
     with tracing():
         key = jax.ShapeDtypeStruct(KEY_SHAPE, jnp.uint32)
-        jaxpr = jax.make_jaxpr(function)(key, *pytree.tree_map(_aval, values))
-    leaves = pytree.tree_leaves(values)
+        jaxpr = jax.make_jaxpr(function)(key, *map(_aval, leaves))
     wanted = tuple(i + 1 for i, leaf in enumerate(leaves) if _requires_grad(leaf) and facts(node).grad)
     carries = tuple(bool(wanted) and jnp.issubdtype(aval.dtype, jnp.inexact) for aval in jaxpr.out_avals)
     inputs = wanted if any(carries) else ()

@@ -14,6 +14,12 @@ _LOOPS = ("scan", "while")
 _SMALL_BYTES = 2**14
 
 
+def primitives(jaxpr: Any) -> set[str]:
+    """The names of all primitives in an open jaxpr and in those inside of it."""
+    found = {eqn.primitive.name for eqn in jaxpr.eqns}
+    return found.union(*map(primitives, set(core.subjaxprs(jaxpr))))
+
+
 def rewritten(jaxpr: Any, rewrite: Rewrite, in_small_loops: Rewrite) -> Any:
     """A closed jaxpr with every jaxpr in it rewritten; the same object if nothing changes.
 

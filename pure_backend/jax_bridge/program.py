@@ -15,6 +15,7 @@ from pure_backend import _compat, counters
 from pure_backend.errors import PureBackendError
 from pure_backend.jax_bridge.executables import Call as Call
 from pure_backend.jax_bridge.executables import Executables, forward_metadata
+from pure_backend.jax_bridge.jaxprs import primitives
 from pure_backend.jax_bridge.runtimes import Runtime
 from pure_backend.jax_bridge.trace import tracing
 from pure_backend.jax_bridge.vjp import Derivative, Residual, differentiate
@@ -98,6 +99,20 @@ class Program:
         with self._lock:
             stored = self.executables.forward
             return self._new_forward() if stored is None else stored.call
+
+    def prepare(self) -> None:
+        """Make what may fail while a failure still has a way out: the forward, and a backward that may call what it does not.
+
+        Raises:
+            UnsupportedOperatorError: The runtime lacks what they call.
+        """
+        self.forward  # noqa: B018  (makes it)
+        if not self.inputs or self.runtime.calls_jaxlib or self.executables.forward is not None:
+            return
+        present = (True,) * sum(self.differentiable)
+        new = primitives(self.backward_jaxpr(present).jaxpr) - primitives(self.forward_jaxpr.jaxpr)
+        if new & _compat.calling_primitives(self.runtime.platform):
+            self.backward(present)
 
     @property
     def forward_jaxpr(self) -> Any:

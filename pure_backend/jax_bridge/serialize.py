@@ -24,9 +24,13 @@ def names_its_calls(stage: Any) -> bool:
 
     Others are Python callbacks, which are objects of this process, and functions that the user registered.
     """
-    called = {quoted or bare for quoted, bare in _CUSTOM_CALL.findall(stage.as_text())}
     known = _compat.stable_custom_calls()
-    return all(name in known or name.startswith("mhlo.") for name in called)
+    return all(name in known or name.startswith("mhlo.") for name in custom_calls(stage))
+
+
+def custom_calls(stage: Any) -> frozenset[str]:
+    """The functions outside of XLA's own language that a lowered program calls."""
+    return frozenset(quoted or bare for quoted, bare in _CUSTOM_CALL.findall(stage.as_text()))
 
 
 def serialize(stage: Any, compiled: Any) -> bytes | None:

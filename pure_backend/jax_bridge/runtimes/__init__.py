@@ -41,10 +41,12 @@ class Runtime(Protocol):
     Attributes:
         platform: What programs are lowered for: "cpu", "cuda" or "tpu".
         fingerprint: What serialized executables depend on besides versions.
+        calls_jaxlib: Whether programs find the custom calls whose code jaxlib brings along; if not, `compile` refuses them.
     """
 
     platform: str
     fingerprint: str
+    calls_jaxlib: bool
 
     def clear(self) -> None:
         """Forget what is kept of tensors."""

@@ -32,6 +32,7 @@ class JaxRuntime:
         self.place = device
         self.device = device_of(device)
         self.fingerprint = machine(self.device)
+        self.calls_jaxlib = True
         self.views = ArrayViews()
         self.release = _compat.memory_release()
         self.clear()

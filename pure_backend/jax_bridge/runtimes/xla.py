@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from pure_backend import _compat
-from pure_backend.errors import DeviceError
+from pure_backend.errors import DeviceError, UnsupportedOperatorError
 from pure_backend.jax_bridge.lower import Lowered
 from pure_backend.jax_bridge.runtimes import Executable, Run
-from pure_backend.jax_bridge.serialize import names_its_calls
+from pure_backend.jax_bridge.serialize import custom_calls, names_its_calls
 
 _PLATFORMS = {"CPU": "cpu", "TPU": "tpu", "CUDA": "cuda", "GPU": "cuda"}
 
@@ -31,6 +31,7 @@ class XlaRuntime:
         self._builder = builder
         self.platform = _PLATFORMS.get(torch_xla.runtime.device_type() or "CPU", "cpu")
         self.fingerprint = f"xla {self.platform}"
+        self.calls_jaxlib = False
 
     def enter(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The tensors themselves."""
@@ -44,7 +45,13 @@ class XlaRuntime:
         return contextlib.nullcontext()
 
     def compile(self, lowered: Lowered) -> Executable:
-        """The program as an XlaComputation; torch_xla compiles it with the graph that it is inlined into."""
+        """The program as an XlaComputation; torch_xla compiles it with the graph that it is inlined into.
+
+        Raises:
+            UnsupportedOperatorError: It calls code that lies in jaxlib, which torch_xla's XLA cannot find.
+        """
+        if missing := custom_calls(lowered.stage) & frozenset(_compat.jaxlibs_custom_calls(self.platform)):
+            raise UnsupportedOperatorError(f"torch_xla's XLA lacks {', '.join(sorted(missing))}, whose code is in jaxlib")
         proto = lowered.stage.compiler_ir("hlo").as_serialized_hlo_module_proto()
         return Executable(self.load(proto, lowered.outputs), lambda: proto if names_its_calls(lowered.stage) else None)
 
