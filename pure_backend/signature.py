@@ -13,7 +13,7 @@ import jax
 import torch
 
 from pure_backend import _compat
-from pure_backend.ir.wrapper import dispatches, is_wrapper, spread
+from pure_backend.ir.wrapper import dispatches, is_wrapper, pieces_of, spread, take_apart
 
 
 def signature(args: Sequence[Any], overlaps_count: bool) -> tuple[Any, ...]:
@@ -71,12 +71,21 @@ class WrapperGuard:
     """A `Guard` of calls with wrapper subclasses among the arguments: of their structures and their plain tensors."""
 
     def __init__(self, args: Sequence[Any], overlaps_count: bool) -> None:
-        self._classes = tuple((i, type(a)) for i, a in enumerate(args) if is_wrapper(a))
-        self._guard = Guard(spread(args), overlaps_count)
+        self._structures = [take_apart(a)[1] if is_wrapper(a) else None for a in args]
+        self._guard = Guard(pieces_of(args), overlaps_count)
 
     def __call__(self, args: Sequence[Any]) -> bool:
         """Whether the arguments and modes are as they were."""
-        return all(type(args[i]) is cls for i, cls in self._classes) and self._guard(spread(args))
+        plain: list[Any] = []
+        with torch._C.DisableTorchFunctionSubclass():
+            for structure, arg in zip(self._structures, args, strict=True):
+                if structure is None:
+                    plain.append(arg)
+                elif structure.fits(arg):
+                    plain += structure.pieces(arg)
+                else:
+                    return False
+        return self._guard(plain)
 
 
 def guard_of(args: Sequence[Any], overlaps_count: bool) -> Guard | WrapperGuard:

@@ -11,7 +11,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from pure_backend.errors import UnsupportedOperatorError
-from pure_backend.ir.wrapper import Structure, pieces_of
+from pure_backend.ir.wrapper import Structure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Border:
 
     Attributes:
         gm: The graph.
+        structures: For each argument its structure, None if it is no wrapper.
         carriers: See `Carrier`.
         constants: Tensors that operators on wrappers make of Python numbers.
         slots: For each distinct value that the caller gets: the argument that it is (an int), the structure of a wrapper, or
@@ -47,6 +48,7 @@ class Border:
     """
 
     gm: fx.GraphModule
+    structures: tuple[Structure | None, ...]
     carriers: tuple[Carrier, ...]
     constants: tuple[torch.Tensor, ...]
     slots: tuple[int | Structure | None, ...]
@@ -55,7 +57,10 @@ class Border:
 
     def enter(self, args: Sequence[Any]) -> list[Any]:
         """The graph's inputs."""
-        flat = pieces_of(args)
+        flat: list[Any] = []
+        with torch._C.DisableTorchFunctionSubclass():
+            for structure, arg in zip(self.structures, args, strict=True):
+                flat += [arg] if structure is None else structure.pieces(arg)
         if self.carriers:
             inputs = list(dict.fromkeys(carrier.input for carrier in self.carriers))
             flat += _Carry.apply(self.carriers, inputs, *(args[i] for i in inputs))

@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from pure_backend.errors import UnsupportedOperatorError
 from pure_backend.fx_passes.split import Split, split
 from pure_backend.ir.facts import facts
-from pure_backend.ir.wrapper import Structure, is_wrapper, pieces_of, take_apart
+from pure_backend.ir.wrapper import Structure, is_wrapper, pieces_of, spread, take_apart
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +47,18 @@ class Stretch:
         return any(requires_grad(node) for node in self.outputs)
 
     @property
+    def key(self) -> tuple:
+        """Equal for stretches that torch traces alike: a model has many equal layers."""
+        number = {node: f"%{i}" for i, node in enumerate((*self.inputs, *self.nodes))}
+
+        def shown(value: Any) -> str:
+            return repr(fx.map_arg(value, lambda node: _Named(number[node] if node in number else repr(facts(node).value))))
+
+        calls = tuple((node.op, node.target, shown((node.args, node.kwargs)), facts(node).autocast) for node in self.nodes)
+        places = tuple(number[node] + str(requires_grad(node)) for node in self.outputs)
+        return (calls, places, *(_described(part) for node in self.inputs for part in spread([facts(node).value])))
+
+    @property
     def pieces(self) -> list[torch.Tensor]:
         """The plain tensors of the inputs."""
         return pieces_of([facts(node).value for node in self.inputs])
@@ -73,6 +85,23 @@ class Stretch:
             if before and any(now is not then for now, then in zip(take_apart(value)[0], before, strict=True)):
                 raise UnsupportedOperatorError(f"a {type(value).__name__} is given other inner tensors")
         return [env[node] for node in self.outputs]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Named:
+    """What a node is called in a text."""
+
+    name: str
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def _described(part: Any) -> Any:
+    """What a trace depends on of an input: a structure, or a plain tensor."""
+    if isinstance(part, Structure):
+        return part
+    return (part.shape, part.stride(), part.dtype, part.device, part.requires_grad)
 
 
 def _call(node: fx.Node, args: tuple, kwargs: dict) -> Any:
@@ -115,12 +144,12 @@ class Gradient:
     """The gradient of an input that is a wrapper.
 
     Attributes:
-        input: The input.
+        input: Which input.
         structure: The gradient's, None if it is a plain tensor.
         likes: Shape and dtype of its pieces.
     """
 
-    input: fx.Node
+    input: int
     structure: Structure | None
     likes: tuple[tuple[torch.Size, torch.dtype], ...]
 
@@ -195,7 +224,7 @@ class _Joint:
                 parts, structure = take_apart(grad) if is_wrapper(grad) else ([grad], None)
                 self.check(node, parts, structure)
                 if is_wrapper(value):
-                    gradients.append(Gradient(node, structure, tuple((part.shape, part.dtype) for part in parts)))
+                    gradients.append(Gradient(i, structure, tuple((part.shape, part.dtype) for part in parts)))
                     owners += range(extra, extra := extra + len(parts))
                 else:
                     owners.append(place)

@@ -11,7 +11,7 @@ backward (`differentiated`): the derivative of what a wrapper's operators do is 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -90,6 +90,8 @@ class _Pass:
         self.carriers: list[Carrier] = []
         self.held: list[fx.Node] = []
         self.constants: list[torch.Tensor] = []
+        self.known: dict[tuple, Any] = {}
+        self.bodies: dict[fx.GraphModule, str] = {}
 
     def run(self) -> Border:
         for node in self.placeholders:
@@ -107,12 +109,13 @@ class _Pass:
     def placeholder(self, node: fx.Node) -> None:
         value = facts(node).value
         if is_wrapper(value):
-            self.env[node] = _Pieces(self.input(f"{node.name}_{i}", node) for i in range(len(take_apart(value)[0])))
+            self.env[node] = _Pieces(self.input(f"{node.name}_inner_{i}", node) for i in range(len(take_apart(value)[0])))
         else:
             self.env[node] = self.copy(node)
 
     def input(self, name: str, of: fx.Node) -> fx.Node:
         node = self.graph.placeholder(name)
+        node.target = node.name  # which is unique
         node.meta["of"] = of.name
         return node
 
@@ -155,7 +158,7 @@ class _Pass:
 
     def unrecorded(self, stretch: Stretch, operands: list[fx.Node]) -> list[fx.Node]:
         """Put the nodes of a stretch here that autograd does not record; its results."""
-        results = self.inline(plain(stretch), operands, stretch.nodes[0])
+        results = self.inline(self.once(plain, stretch), operands, stretch.nodes[0])
         if not any(map(requires_grad, stretch.inputs)):
             return results
         return [self.call(torch.Tensor.detach, (node,), stretch.nodes[0]) for node in results]
@@ -184,8 +187,10 @@ class _Pass:
 
     def recorded(self, stretch: Stretch, operands: list[fx.Node]) -> list[fx.Node]:
         """One node, with torch's own backward as its gradient; its results."""
-        found, at = differentiated(stretch), stretch.nodes[0]
-        operands = operands + [node for gradient in found.gradients for node in self.carry(gradient)]
+        found, at = self.once(differentiated, stretch), stretch.nodes[0]
+        operands = operands + [
+            node for gradient in found.gradients for node in self.carry(stretch.inputs[gradient.input], gradient)
+        ]
         operands += [self.constant(value, at) for value in found.split.constants]
         bodies = tuple(self.body(body) for body in (found.split.forward, found.split.backward))
         fixed = [i for i, carries in enumerate(found.split.carries) if not carries]
@@ -193,14 +198,21 @@ class _Pass:
         node = self.call(apply, (*bodies, *operands), at, {"non_differentiable_idx": fixed})
         return [self.call(operator.getitem, (node, i), at) for i in range(len(found.split.carries))]
 
-    def carry(self, gradient: Gradient) -> list[fx.Node]:
-        nodes = [self.input(f"{gradient.input.name}_gradient", gradient.input) for _ in gradient.likes]
+    def once(self, trace: Callable[[Stretch], Any], stretch: Stretch) -> Any:
+        """What a stretch is traced to, the same for equal ones."""
+        key = (trace, stretch.key)
+        if key not in self.known:
+            self.known[key] = trace(stretch)
+        return self.known[key]
+
+    def carry(self, of: fx.Node, gradient: Gradient) -> list[fx.Node]:
+        nodes = [self.input(f"{of.name}_gradient", of) for _ in gradient.likes]
         self.carried += nodes
-        self.carriers.append(Carrier(self.placeholders.index(gradient.input), gradient.structure, gradient.likes))
+        self.carriers.append(Carrier(self.placeholders.index(of), gradient.structure, gradient.likes))
         return nodes
 
     def body(self, gm: fx.GraphModule) -> fx.Node:
-        name = f"apart_{len(self.attributes)}"
+        name = self.bodies.setdefault(gm, f"apart_{len(self.bodies)}")
         self.attributes[name] = gm
         return self.graph.get_attr(name)
 
@@ -221,7 +233,9 @@ class _Pass:
         self.placeholders_first()
         gm = fx.GraphModule(self.attributes, self.graph)
         gm.graph.lint()
-        return Border(gm, tuple(self.carriers), tuple(self.constants), tuple(slots), tuple(indices), spec)
+        values = [facts(node).value for node in self.placeholders]
+        structures = tuple(take_apart(value)[1] if is_wrapper(value) else None for value in values)
+        return Border(gm, structures, tuple(self.carriers), tuple(self.constants), tuple(slots), tuple(indices), spec)
 
     def slot(self, leaf: Any) -> tuple[int | Structure | None, Sequence[Any]]:
         """What the caller gets for a leaf of the output, and the results of the new graph that it is made of."""

@@ -49,6 +49,26 @@ class Structure:
         """How many plain tensors there are, those of inner wrappers counted."""
         return sum(1 if inner is None else inner.count for inner in self.inner)
 
+    def fits(self, tensor: Any) -> bool:
+        """Whether a value is taken apart like this; of plain tensors in it nothing is asked. To be called like `pieces`."""
+        if type(tensor) is not self.cls:
+            return False
+        names, context = tensor.__tensor_flatten__()
+        return (
+            tuple(names) == self.names
+            and _same(context, self.context)
+            and (tensor.shape, tensor.stride(), tensor.requires_grad) == (self.size, self.stride, self.requires_grad)
+            and all(s.fits(getattr(tensor, name)) for name, s in zip(names, self.inner, strict=True) if s is not None)
+        )
+
+    def pieces(self, tensor: torch.Tensor) -> list[Any]:
+        """The plain tensors of a wrapper that fits; under `DisableTorchFunctionSubclass`, or each look at it is a call."""
+        found: list[Any] = []
+        for name, structure in zip(self.names, self.inner, strict=True):
+            value = getattr(tensor, name)
+            found += [value] if structure is None else structure.pieces(value)
+        return found
+
     def wrap(self, pieces: Iterator[torch.Tensor]) -> torch.Tensor:
         """The wrapper of the next `count` of these."""
         tensors = {n: next(pieces) if s is None else s.wrap(pieces) for n, s in zip(self.names, self.inner, strict=True)}
@@ -59,12 +79,17 @@ class Structure:
 
 def take_apart(tensor: torch.Tensor) -> tuple[list[torch.Tensor], Structure]:
     """The plain tensors of a wrapper, those of wrappers in it too, and the rest."""
+    with torch._C.DisableTorchFunctionSubclass():  # which every look at an attribute would call
+        return _take_apart(tensor)
+
+
+def _take_apart(tensor: Any) -> tuple[list[torch.Tensor], Structure]:
     names, context = tensor.__tensor_flatten__()
     pieces: list[torch.Tensor] = []
     inner: list[Structure | None] = []
     for name in names:
         value = getattr(tensor, name)
-        own, structure = take_apart(value) if dispatches(value) else ([value], None)
+        own, structure = _take_apart(value) if dispatches(value) else ([value], None)
         pieces += own
         inner.append(structure)
     place = tensor.shape, tensor.stride(), tensor.requires_grad
@@ -93,6 +118,11 @@ def is_wrapper(value: Any) -> bool:
 
 def why_whole(tensor: torch.Tensor) -> str:
     """Why a tensor that dispatches cannot be taken apart, or an empty string."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return _why_whole(tensor)
+
+
+def _why_whole(tensor: Any) -> str:
     if not is_traceable_wrapper_subclass(tensor):
         return "without __tensor_flatten__"
     if type(tensor).__module__.startswith("torch.distributed"):
@@ -104,7 +134,7 @@ def why_whole(tensor: torch.Tensor) -> str:
         return "that holds more than tensors"
     if any(value.requires_grad for value in values):
         return "whose inner tensors require grad"
-    return next((why for value in values if dispatches(value) and (why := why_whole(value))), "")
+    return next((why for value in values if dispatches(value) and (why := _why_whole(value))), "")
 
 
 def _copied(context: Any) -> Any:
@@ -112,6 +142,19 @@ def _copied(context: Any) -> Any:
     if type(context) is dict:
         return {key: _copied(value) for key, value in context.items()}
     return type(context)(map(_copied, context)) if type(context) in (list, tuple) else context
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two contexts are alike, quickly; it may say no where they are."""
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if type(a) in (list, tuple):
+        return len(a) == len(b) and all(map(_same, a, b))
+    if type(a) is dict:
+        return list(a) == list(b) and all(map(_same, a.values(), b.values()))
+    return _identity(a) == _identity(b)
 
 
 def _identity(value: Any) -> Any:

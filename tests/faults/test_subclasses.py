@@ -63,6 +63,20 @@ def test_gradients(name, trained, device):
         torch.testing.assert_close(b if b is None else b.cpu(), a, rtol=1e-4, atol=1e-4)
 
 
+def test_a_wrapper_used_more_than_once():
+    """Equal uses are traced by torch once; gradients of all kinds add up."""
+
+    def f(x, w):
+        for _ in range(3):
+            x = linear(x, w)[:, :3]
+        return x.sum() + (w * 2).mean()
+
+    x, w = torch.randn(2, 3), scaled().requires_grad_()
+    want, got = gradients(f, x, w), gradients(compiled(f), x, w)
+    one_program(2)
+    torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
+
+
 def test_the_gradient_is_that_of_eager_and_not_of_what_the_operators_do():
     """Rounding has no derivative; eager differentiates the product, then rounds in its backward."""
     x, w = torch.randn(2, 3), Rounded.of(torch.randn(4, 3))
