@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import torch
+from torch.autograd import forward_ad
 
 from pure_backend import _compat
 from pure_backend.ir.wrapper import dispatches, is_wrapper, pieces_of, spread, take_apart
@@ -101,7 +102,14 @@ def overlaps(args: Sequence[Any]) -> tuple[int, ...] | None:
     return tuple(storages.index(storage) for storage in storages)
 
 
-MODES = ("grad mode", "default dtype", "float32 matmul precision", "jax_default_matmul_precision", "autocast")
+MODES = (
+    "grad mode",
+    "default dtype",
+    "float32 matmul precision",
+    "jax_default_matmul_precision",
+    "forward-mode level",
+    "autocast",
+)
 """What `_modes` names, in order."""
 
 
@@ -117,5 +125,6 @@ def _modes() -> tuple[Any, ...]:
         torch.get_default_dtype(),
         _compat.float32_matmul_precision(),
         jax.config.jax_default_matmul_precision,
+        forward_ad._current_level,
         autocast,
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from pure_backend import _compat
@@ -21,6 +22,7 @@ from pure_backend.ir.donors import check_valid, donors, give_away
 from pure_backend.ir.facts import facts
 from pure_backend.ir.failures import graph_failure
 from pure_backend.ir.impurity import Impurity
+from pure_backend.ir.modes import save_an_empty_tensor, saved_tensors_unseen
 from pure_backend.ir.wrapper import spread
 from pure_backend.jax_bridge.attribution import attributed
 from pure_backend.jax_bridge.autograd import call_program
@@ -86,6 +88,7 @@ class Plan:
                 give_away(inputs[place + 1])
         if self.write_backs:
             self.write(args, results)
+            save_an_empty_tensor()
         for i, dtype in self.retyped.items():
             results[i] = results[i].to(dtype)
         if self.elsewhere:
@@ -279,7 +282,7 @@ class Specializations:
 
     def specialize(self, args: Sequence[Any]) -> AnyPlan:
         """A new plan; one thread at a time, since the graph is annotated while it is made."""
-        with self.lock:
+        with self.lock, saved_tensors_unseen():
             if (known := self.plans.get(signature(args, self.writes))) is not None:
                 return known
             if _decisions.isEnabledFor(logging.INFO):
@@ -308,6 +311,8 @@ class Specializations:
         Raises:
             ImpureGraphError: It is impure, or a pass failed, and the user wants to know.
         """
+        if forward_ad._current_level >= 0:
+            return EagerPlan(self.normalized.gm, "forward-mode derivatives are being taken (torch.autograd.forward_ad)")
         try:
             return self.make(args)
         except Exception as error:

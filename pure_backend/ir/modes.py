@@ -1,4 +1,4 @@
-"""The thread-wide modes that nodes of a graph may change: recording of gradients, and autocast."""
+"""The thread-wide modes that nodes of a graph may change, recording of gradients and autocast, and those that see what runs."""
 
 from __future__ import annotations
 
@@ -25,3 +25,36 @@ def modes_kept() -> Iterator[None]:
             torch.set_autocast_dtype(kind, dtype)
         while torch.autocast_decrement_nesting() >= nesting:
             pass
+
+
+@contextlib.contextmanager
+def saved_tensors_unseen() -> Iterator[None]:
+    """Keep what is saved inside from the hooks that the user has on saved tensors.
+
+    The fake tensors of a trace are nobody's saved tensors: `torch.utils.checkpoint` counts what its hooks see, in the forward
+    and when it computes again.
+    """
+    hooks = []
+    while (top := torch._C._autograd._top_saved_tensors_default_hooks(False)) is not None:
+        hooks.append(top)
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pack, unpack in reversed(hooks):
+            torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
+
+
+def hooks_on_saved_tensors() -> bool:
+    """Whether `torch.autograd.graph.saved_tensors_hooks` are active."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+
+
+def save_an_empty_tensor() -> None:
+    """Let the hooks on saved tensors, if there are any, see one more.
+
+    A checkpoint stops to compute again, by an error, at the last tensor that the forward saved; what a compiled function writes
+    after its program has to be done by then, since eager writes it again.
+    """
+    if hooks_on_saved_tensors() and torch.is_grad_enabled():
+        torch.empty(0, requires_grad=True).exp()

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from pure_backend import _compat
+from pure_backend.ir.modes import hooks_on_saved_tensors
+from pure_backend.jax_bridge.batching import call_batched, is_batching
 from pure_backend.jax_bridge.program import Program
 
 
@@ -32,7 +34,8 @@ class _Saved:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation: "
                 f"input {position - 1} of a compiled graph, {tensor.type()} {list(tensor.shape)}, is at version "
-                f"{tensor._version}; expected version {self.versions[position]} instead"
+                f"{tensor._version}; expected version {self.versions[position]} instead. Hint: a `clone()` of it inside of the "
+                "compiled function is kept as it was"
             )
         return tensor
 
@@ -52,18 +55,22 @@ class PureFunction(torch.autograd.Function):
     """Runs a program and gives its gradient; one class for all programs, so that torch makes no class a call.
 
     `PureFunction.apply(program, *inputs)` returns the program's outputs. Residuals ride on one empty saved tensor: saving them
-    one by one would cost 1 us each, and torch frees this one as it frees any (after backward without `retain_graph`).
+    one by one would cost 1 us each, and torch frees this one as it frees any (after backward without `retain_graph`). Where the
+    user has hooks on saved tensors (checkpoint, `save_on_cpu`), inputs and residuals are saved one by one for them to see.
     """
 
     @staticmethod
     def forward(ctx: Any, program: Program, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Outputs; the residuals are kept."""
         results = program.forward(program.runtime.enter(inputs))
-        outputs = tuple(map(program.runtime.leave, results[: program.outputs]))
-        holder = torch.empty(0)
-        holder.pure_backend_saved = _Saved(inputs, results[program.outputs :])  # type: ignore[attr-defined]
-        ctx.save_for_backward(holder)
-        ctx.kept = holder.pure_backend_saved if _hooks_on_saved_tensors() else None
+        outputs = tuple(map(program.runtime.deliver, results[: program.outputs]))
+        if hooks_on_saved_tensors():
+            ctx.key, fresh = inputs[0], map(program.runtime.leave, results[program.outputs :])
+            ctx.save_for_backward(*inputs[1:], *fresh)
+        else:
+            holder = torch.empty(0)
+            holder.pure_backend_saved = _Saved(inputs, results[program.outputs :])  # type: ignore[attr-defined]
+            ctx.save_for_backward(holder)
         ctx.program = program
         ctx.mark_non_differentiable(*(t for t, carries in zip(outputs, program.differentiable, strict=True) if not carries))
         ctx.set_materialize_grads(False)
@@ -73,8 +80,7 @@ class PureFunction(torch.autograd.Function):
     @_compat.opaque
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """Gradients of the inputs; None for those that no given cotangent reaches."""
-        (holder,) = ctx.saved_tensors
-        program, saved = ctx.program, ctx.kept or holder.pure_backend_saved
+        program, saved = ctx.program, _saved(ctx)
         carried = [c for c, carries in zip(cotangents, program.differentiable, strict=True) if carries]
         present = tuple(c is not None for c in carried)
         given = [c for c in carried if c is not None]
@@ -83,6 +89,8 @@ class PureFunction(torch.autograd.Function):
             return tuple(grads)
         if torch.is_grad_enabled():
             results = _differentiable_gradients(program, saved, present, given)
+        elif is_batching(given):
+            results = _batched_gradients(program, saved, present, given)
         else:
             results = _gradients(program, saved, present, given)
         reached = _reached(program, present)
@@ -92,9 +100,13 @@ class PureFunction(torch.autograd.Function):
         return tuple(grads)
 
 
-def _hooks_on_saved_tensors() -> bool:
-    """Whether `torch.autograd.graph.saved_tensors_hooks` are active: they hand back another tensor than was saved."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+def _saved(ctx: Any) -> _Saved:
+    """What the forward saved: the values it saw, or what hooks on saved tensors made of them."""
+    tensors = ctx.saved_tensors
+    if len(tensors) == 1 and (saved := getattr(tensors[0], "pure_backend_saved", None)) is not None:
+        return saved
+    count = len(tensors) - ctx.program.fresh
+    return _Saved((ctx.key, *tensors[:count]), ctx.program.runtime.enter(tensors[count:]))
 
 
 def _reached(program: Program, present: tuple[bool, ...]) -> frozenset[int]:
@@ -112,12 +124,19 @@ def _gradients(program: Program, saved: _Saved, present: tuple[bool, ...], given
     return [runtime.leave(result) for result in results]
 
 
-def _differentiable_gradients(program: Program, saved: _Saved, present, given):
+def _batched_gradients(program: Program, saved: _Saved, present: tuple[bool, ...], given: list[torch.Tensor]):
+    """The backward program on the residuals of the forward, for a batch of cotangents."""
+    leave, places = program.runtime.leave, program.residuals
+    residuals = [leave(saved.fresh[r.fresh]) if r.input is None else saved.check(r.input) for r in places]
+    return call_batched(call_program, program.backward_program(present), [*residuals, *given])
+
+
+def _differentiable_gradients(program: Program, saved: _Saved, present: tuple[bool, ...], given: list[torch.Tensor]):
     """With `create_graph=True`: the gradient as a program of the original inputs, itself differentiable."""
     gradient = program.gradient(present)
     used = set(gradient.forward.kept)
-    inputs = [saved.check(i) if i in used else saved.tensors[i] for i in range(len(saved.tensors))]
-    return call_program(gradient, [*inputs, *given])
+    inputs = [saved.check(i) if i in used else tensor for i, tensor in enumerate(saved.tensors)]
+    return call_batched(call_program, gradient, [*inputs, *given])
 
 
 def call_program(program: Program, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -128,4 +147,4 @@ def call_program(program: Program, inputs: Sequence[torch.Tensor]) -> Sequence[t
             return outputs
     with torch.no_grad():
         results = program.forward(program.runtime.enter(inputs))
-        return [program.runtime.leave(result) for result in results]
+        return [program.runtime.deliver(result) for result in results]

@@ -12,6 +12,7 @@ from torch import fx
 from pure_backend import _compat, counters
 from pure_backend.ir.canonical import graph_key
 from pure_backend.ir.facts import facts
+from pure_backend.ir.modes import saved_tensors_unseen
 from pure_backend.jax_bridge.avals import is_differentiable, to_aval
 from pure_backend.jax_bridge.cache import ProgramCache
 from pure_backend.jax_bridge.executables import Executables
@@ -66,7 +67,7 @@ def compile_graph(
     )
 
     def traced() -> tuple[Any, bool]:
-        with counters.stage("trace", f"a graph of {len(gm.graph.nodes)} nodes"), _compat.x64():
+        with counters.stage("trace", f"a graph of {len(gm.graph.nodes)} nodes"), _compat.x64(), saved_tensors_unseen():
             counters.count("traces")
             return trace(tensors_only(gm), [to_aval(t) for t in tensors])
 

@@ -61,6 +61,8 @@ class Program:
         self.outputs = len(differentiable)
         self.executables = executables or Executables(runtime)
         self._gradients: dict[tuple[bool, ...], Program] = {}
+        self._batched: dict[tuple[tuple[int | None, ...], int], Program] = {}
+        self._backward_programs: dict[tuple[bool, ...], Program] = {}
         self._backwards: dict[tuple[bool, ...], Call] = {}
         self._lock = threading.RLock()
 
@@ -92,6 +94,11 @@ class Program:
         """Where the backward finds its residuals, in order."""
         stored = self.executables.forward
         return self.derivative.residuals if stored is None else stored.residuals
+
+    @property
+    def fresh(self) -> int:
+        """How many residuals the forward returns."""
+        return len({residual.fresh for residual in self.residuals} - {None}) if self.inputs else 0
 
     @functools.cached_property
     def forward(self) -> Call:
@@ -133,12 +140,33 @@ class Program:
                 self._backwards[present] = call
             return self._backwards[present]
 
+    def backward_program(self, present: tuple[bool, ...]) -> Program:
+        """`backward` as a program, which can be `batched`; it has no gradient of its own."""
+        with self._lock:
+            if present not in self._backward_programs:
+                nothing = (False,) * len(self.inputs), (frozenset(),) * len(self.inputs)
+                jaxpr = self.backward_jaxpr(present)
+                self._backward_programs[present] = Program(jaxpr, (), *nothing, False, self.runtime, self.remat)
+            return self._backward_programs[present]
+
     def gradient(self, present: tuple[bool, ...]) -> Program:
         """The gradients as a program `(key, *inputs, *present cotangents) -> gradients`, for gradients of gradients."""
         with self._lock:
             if present not in self._gradients:
                 self._gradients[present] = self._gradient_program(present)
             return self._gradients[present]
+
+    def batched(self, dims: tuple[int | None, ...], size: int) -> Program:
+        """The program over a batch, `jax.vmap` of this one; the batch is the first dimension of every output.
+
+        Args:
+            dims: For each input, the dimension of its batch, None where it has none.
+            size: Of the batch.
+        """
+        with self._lock:
+            if (dims, size) not in self._batched:
+                self._batched[dims, size] = self._batched_program(dims, size)
+            return self._batched[dims, size]
 
     def _new_forward(self) -> Call:
         residuals, order = (self.derivative.residuals, self.derivative.order) if self.inputs else ((), "")
@@ -158,6 +186,13 @@ class Program:
         given = [aval for aval, here in zip(avals, present, strict=True) if here]
         with tracing():
             return jax.make_jaxpr(backward)(list(derivative.avals), given)
+
+    def _batched_program(self, dims: tuple[int | None, ...], size: int) -> Program:
+        avals = [v.aval for v in self.jaxpr.jaxpr.invars]
+        given = [_with_batch(aval, dim, size) for aval, dim in zip(avals, dims, strict=True)]
+        with tracing():
+            jaxpr = jax.make_jaxpr(jax.vmap(core.jaxpr_as_fun(self.jaxpr), dims, axis_size=size))(*given)
+        return Program(jaxpr, self.inputs, self.differentiable, self.reach, self.uses_key, self.runtime, self.remat)
 
     def _gradient_program(self, present: tuple[bool, ...]) -> Program:
         avals, function = self._cotangent_avals(), core.jaxpr_as_fun(self.jaxpr)
@@ -198,6 +233,11 @@ def depends(jaxpr: Any, output: int, inputs: Sequence[int]) -> frozenset[int]:
     one = _compat.with_outputs(jaxpr.jaxpr, [jaxpr.jaxpr.outvars[output]])
     _, used = _compat.dce_jaxpr(one)
     return frozenset(i for i in inputs if used[i])
+
+
+def _with_batch(aval: Any, dim: int | None, size: int) -> jax.ShapeDtypeStruct:
+    shape = aval.shape if dim is None else (*aval.shape[:dim], size, *aval.shape[dim:])
+    return jax.ShapeDtypeStruct(shape, aval.dtype)
 
 
 def _with_zeros(avals, present, given) -> list[jax.Array]:

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from pure_backend import _compat
-from pure_backend.jax_bridge.lowerings.values import DEAR
+from pure_backend.jax_bridge.lowerings.values import COPY, DEAR
 from pure_backend.jax_bridge.trace import tracing
 
 
@@ -113,20 +113,26 @@ def rematerialized(function: Callable[..., Any], remat: str | Callable[..., Any]
     """A function whose derivative keeps what a residual policy says."""
     if remat == "none":
         return function
-    policy = remat if callable(remat) else {"auto": _keep_dear, "full": None}[remat]
-    return jax.checkpoint(function, policy=policy and _of_real_values(policy), prevent_cse=False)
+    policy = remat if callable(remat) else {"auto": _keep_dear, "full": _keep_nothing}[remat]
+    return jax.checkpoint(function, policy=_of_real_values(policy), prevent_cse=False)
 
 
 def _of_real_values(policy: Callable[..., Any]) -> Callable[..., Any]:
-    """A policy that keeps no complex values: `jax.checkpoint` fails where it rounds those that are used in the forward too."""
+    """A policy that keeps the user's copies, but no complex values: `jax.checkpoint` fails where it rounds those that are
+    used in the forward too.
+    """
 
     def keep(primitive: Any, *avals: Any, **params: Any) -> Any:
         makes_complex = primitive.name in ("complex", "fft", "eig")
         if makes_complex or any(jnp.issubdtype(a.dtype, jnp.complexfloating) for a in avals if hasattr(a, "dtype")):
             return False
-        return policy(primitive, *avals, **params)
+        return params.get("name") == COPY or policy(primitive, *avals, **params)
 
     return keep
+
+
+def _keep_nothing(*_: Any, **__: Any) -> bool:
+    return False
 
 
 _PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "pallas_call", "custom_call", "ffi_call", "sort", "top_k"})

@@ -5,11 +5,14 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from torch import fx
 
 from pure_backend.errors import PureBackendError
 from pure_backend.ir.describe import source_line
+from pure_backend.ir.facts import facts
 from pure_backend.jax_bridge.lowerings.registry import Site, lowers
-from pure_backend.jax_bridge.lowerings.values import angle, as_array, is_number, keep_gradient_of, magnitude, sgn, wide
+from pure_backend.jax_bridge.lowerings.values import COPY, angle, as_array, is_number, keep_gradient_of, magnitude, sgn, wide
 
 _UNARY = {
     "abs": magnitude,
@@ -287,9 +290,33 @@ def convert(site: Site, x, *args, **kwargs):
     return as_array(x, site.dtype)
 
 
-lowers("aten::_to_copy", "prims::convert_element_type", "cfloat", "cdouble", "cpu", "cuda", "contiguous", "clone", "alias")(
-    convert
-)
+lowers(
+    "aten::_to_copy",
+    "prims::convert_element_type",
+    "cfloat",
+    "cdouble",
+    "cpu",
+    "cuda",
+    "alias",
+    "aten::clone",
+    "aten::contiguous",
+)(convert)
+
+
+@lowers("clone", "contiguous")
+def copied(site: Site, x):
+    """A copy. One of an input's memory is a value of its own: as a residual it is not the input, which may be written later."""
+    source = _storage(site.node.all_input_nodes[0])
+    copies = source is not None and source != _storage(site.node)
+    of_input = copies and any(_storage(p) == source for p in site.node.graph.find_nodes(op="placeholder"))
+    return checkpoint_name(x, COPY) if of_input else x
+
+
+def _storage(node: fx.Node) -> int | None:
+    lies = facts(node).geometry
+    return None if lies is None else lies.storage
+
+
 lowers("aten::lift_fresh", "aten::lift_fresh_copy", "aten::detach", "aten::view_of")(convert)
 lowers("aten::_conj_physical")(lambda site, x: jnp.conj(x))
 lowers("_conj", "aten::_conj")(lambda site, x: jnp.conj(x))

@@ -14,6 +14,10 @@ DEAR = "pure_backend.dear"
 """The name, for `jax.checkpoint`, of what `remat="auto"` keeps because it is dear to compute again."""
 
 
+COPY = "pure_backend.copy"
+"""The name of what every residual policy keeps: a copy that the user makes of memory that may change before the backward."""
+
+
 def as_array(value: Any, dtype: Any) -> jax.Array:
     """An array of a dtype from an array or a Python scalar, which wraps as in torch instead of overflowing."""
     if isinstance(value, jax.Array):

@@ -75,6 +75,10 @@ class Runtime(Protocol):
         """The tensor of a handle that nothing else refers to."""
         ...
 
+    def deliver(self, handle: Any) -> torch.Tensor:
+        """The tensor of a handle, as `leave` gives it, for the user to have: its memory can be resized."""
+        ...
+
     def movable(self, tensors: Sequence[torch.Tensor]) -> Sequence[bool]:
         """Which tensors may be given other memory, because they share theirs with nobody; to be asked before a program runs."""
         ...

@@ -13,6 +13,7 @@ from pure_backend import _compat, counters
 from pure_backend.jax_bridge.arrays import ArrayViews, device_of, to_tensor
 from pure_backend.jax_bridge.lower import Lowered
 from pure_backend.jax_bridge.platform import compile_options
+from pure_backend.jax_bridge.resizable import resizable_maker
 from pure_backend.jax_bridge.rng import NO_KEY
 from pure_backend.jax_bridge.runtimes import Executable, Run
 from pure_backend.jax_bridge.serialize import deserialize, function_of, machine, serialize
@@ -34,6 +35,7 @@ class JaxRuntime:
         self.fingerprint = machine(self.device)
         self.calls_jaxlib = True
         self.views = ArrayViews()
+        self.make_resizable = resizable_maker(device)
         self.release = _compat.memory_release()
         self.clear()
 
@@ -69,6 +71,12 @@ class JaxRuntime:
     def leave(self, handle: jax.Array) -> torch.Tensor:
         """A tensor over the array's memory."""
         return to_tensor(handle)
+
+    def deliver(self, handle: jax.Array) -> torch.Tensor:
+        """A tensor over the array's memory, which torch may exchange for other memory."""
+        tensor = to_tensor(handle)
+        self.make_resizable(tensor)
+        return tensor
 
     def movable(self, tensors: Sequence[torch.Tensor]) -> list[bool]:
         """Those whose memory only their view here shows."""
