@@ -23,6 +23,7 @@ from pure_backend.fx_passes import higher_order
 from pure_backend.fx_passes.effects import Lowerable, impurity, runs_on_fakes
 from pure_backend.fx_passes.functorch import propagate_region
 from pure_backend.fx_passes.scopes import name_scopes
+from pure_backend.fx_passes.stretch import has_body, is_autograd_function
 from pure_backend.ir.describe import tensor_leaves, unsuitable_tensor
 from pure_backend.ir.facts import Facts, facts, reads_input_scalar
 from pure_backend.ir.failures import fault_text
@@ -141,10 +142,10 @@ class _Run:
             return _SAMPLE_SCALAR
         if node.op == "call_method":
             return getattr(args[0], node.target)(*args[1:], **kwargs)
-        if isinstance(node.target, (torch._ops.HigherOrderOperator, Region)) and any(
-            map(dispatches, tensor_leaves((args, kwargs)))
-        ):
-            raise UnsupportedOperatorError("its body is given a tensor subclass")
+        if any(map(dispatches, tensor_leaves((args, kwargs)))) and has_body(node):
+            if not is_autograd_function(node):
+                raise UnsupportedOperatorError("its body is given a tensor subclass")
+            return node.target(*args, **kwargs)  # torch's own, to be taken apart
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             value, node.meta["bodies"] = higher_order.propagate(node, args, kwargs, self.body)
             return value

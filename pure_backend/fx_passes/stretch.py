@@ -15,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from pure_backend.errors import UnsupportedOperatorError
 from pure_backend.fx_passes.split import Split, split
 from pure_backend.ir.facts import facts
+from pure_backend.ir.region import Region
 from pure_backend.ir.wrapper import Structure, is_wrapper, pieces_of, spread, take_apart
 
 
@@ -52,7 +53,7 @@ class Stretch:
         number = {node: f"%{i}" for i, node in enumerate((*self.inputs, *self.nodes))}
 
         def shown(value: Any) -> str:
-            return repr(fx.map_arg(value, lambda node: _Named(number[node] if node in number else repr(facts(node).value))))
+            return repr(fx.map_arg(value, lambda node: _Named(number[node] if node in number else _text(facts(node).value))))
 
         calls = tuple((node.op, node.target, shown((node.args, node.kwargs)), facts(node).autocast) for node in self.nodes)
         places = tuple(number[node] + str(requires_grad(node)) for node in self.outputs)
@@ -95,6 +96,21 @@ class _Named:
 
     def __repr__(self) -> str:
         return self.name
+
+
+def _text(value: Any) -> str:
+    """A plain value, or which body it is."""
+    return f"{type(value)} {id(value)}" if isinstance(value, fx.GraphModule) else repr(value)
+
+
+def has_body(node: fx.Node) -> bool:
+    """Whether a node runs a graph of its own."""
+    return isinstance(node.target, (torch._ops.HigherOrderOperator, Region))
+
+
+def is_autograd_function(node: fx.Node) -> bool:
+    """Whether a node is a user's `autograd.Function`, which torch runs, and differentiates, as eager does."""
+    return node.target is torch.ops.higher_order.autograd_function_apply
 
 
 def _described(part: Any) -> Any:

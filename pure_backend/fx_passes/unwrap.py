@@ -21,12 +21,19 @@ from torch.utils import _pytree as pytree
 from pure_backend.errors import ImpureGraphError
 from pure_backend.fx_passes.border import Border, Carrier
 from pure_backend.fx_passes.regions import changes_mode
-from pure_backend.fx_passes.stretch import Gradient, Stretch, differentiated, plain, requires_grad
+from pure_backend.fx_passes.stretch import (
+    Gradient,
+    Stretch,
+    differentiated,
+    has_body,
+    is_autograd_function,
+    plain,
+    requires_grad,
+)
 from pure_backend.ir.describe import tensor_leaves
 from pure_backend.ir.facts import facts
 from pure_backend.ir.failures import failure
 from pure_backend.ir.impurity import Impurity
-from pure_backend.ir.region import Region
 from pure_backend.ir.wrapper import Structure, is_wrapper, pieces_of, take_apart
 
 _KEPT = ("stack_trace", "nn_module_stack", "scopes")
@@ -261,7 +268,7 @@ def _reason(stretch: list[fx.Node]) -> str:
     """Why the nodes of a stretch cannot be taken apart, or an empty string."""
     inside = set(stretch)
     before = [arg for node in stretch for arg in node.all_input_nodes if arg not in inside]
-    if any(isinstance(node.target, (torch._ops.HigherOrderOperator, Region)) for node in stretch):
+    if any(has_body(node) and not is_autograd_function(node) for node in stretch):
         return "a higher-order operator among operators on a tensor subclass"
     if any(changes_mode(node) for node in stretch):
         return "a mode changes among operators on a tensor subclass"

@@ -206,6 +206,31 @@ def test_verified():
     torch.testing.assert_close(got[0], gradients(linear, x, w)[0])
 
 
+class Product(torch.autograd.Function):
+    """`x @ w.T` for a frozen `w`, as QLoRA writes it."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.w = w
+        return x @ w.value().t()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad @ ctx.w.value() * 3, None
+
+
+def test_in_an_autograd_function():
+    """Its own backward is the gradient."""
+
+    def f(x, w):
+        return Product.apply(x, w).sin()
+
+    x, w = torch.randn(2, 3), scaled()
+    want, got = gradients(f, x, w), gradients(compiled(f), x, w)
+    one_program(2)
+    torch.testing.assert_close(got[0], want[0], rtol=1e-3, atol=1e-3)
+
+
 def test_under_a_checkpoint():
     def f(x, w):
         return torch.utils.checkpoint.checkpoint(linear, x, w, use_reentrant=False)

@@ -118,3 +118,37 @@ def test_gradients_of_a_lora(config):
     assert pure_backend.statistics().traces == 1
     for name, want in found[0].items():
         torch.testing.assert_close(found[1][name], want, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.xla
+def test_on_xla_tensors():
+    import torch_xla
+
+    with torch.no_grad():
+        model = quantized(llama(layers=1), "Int8WeightOnlyConfig")
+        want = model(IDS).logits
+        model = model.to(torch_xla.device())
+        with one_program():
+            got = compiled(model, options={"on_impure": "error"})(IDS.to(torch_xla.device())).logits.cpu()
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_a_training_step_of_a_lora():
+    """`TrainStep` holds the frozen weights as they are."""
+    losses = []
+    for whole in (False, True):
+        model = with_lora(quantized(llama(layers=1), "Int8WeightOnlyConfig"))
+        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 0.01)
+        step = pure_backend.TrainStep(model, optimizer, lambda model, ids: model(ids, labels=ids).loss)
+        losses.append([])
+        for _ in range(3):
+            losses[-1].append(step(IDS) if whole else eager_step(model, optimizer))
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-4, atol=1e-4)
+
+
+def eager_step(model, optimizer):
+    optimizer.zero_grad()
+    loss = model(IDS, labels=IDS).loss
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
