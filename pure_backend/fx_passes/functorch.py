@@ -108,7 +108,7 @@ def propagate_region(
         return tuple(results)
 
     with _levels_kept():  # in the caller's grad mode, which torch.func.grad needs
-        gm = aten_graph(call, [followable(tensor) if tensor.requires_grad else tensor.detach() for tensor in given])
+        gm = aten_graph(call, [followable(tensor) for tensor in given])
     copy, value = run_body(gm, given)
     return pytree.tree_unflatten(list(value), structure[0]), (copy,)
 

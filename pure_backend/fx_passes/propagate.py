@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from pure_backend.errors import UnsupportedOperatorError
 from pure_backend.fx_passes import higher_order
+from pure_backend.fx_passes.checks import Checked
 from pure_backend.fx_passes.effects import Lowerable, impurity, runs_on_fakes
 from pure_backend.fx_passes.functorch import propagate_region
 from pure_backend.fx_passes.scopes import name_scopes
@@ -53,7 +54,7 @@ def propagate(gm: fx.GraphModule, args: Sequence[Any], mode: FakeTensorMode, low
     run = _Run(gm, lowerable)
     grad = torch.is_grad_enabled()
     # outside of inference mode, where what is made has versions and gradients
-    with modes_kept(), torch.inference_mode(False), torch.set_grad_enabled(grad), mode:
+    with modes_kept(), torch.inference_mode(False), torch.set_grad_enabled(grad), mode, Checked():
         run.all(args)
     return run.impurities
 

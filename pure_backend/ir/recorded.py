@@ -47,9 +47,9 @@ def aten_graph(function: Callable[..., Any], tensors: Sequence[torch.Tensor]) ->
 
 
 def followable(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor like another one that requires a gradient if it can, and may be written, as no leaf may."""
+    """A tensor like another one, with memory and history of its own; no leaf, so that it may be written."""
     like = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-    if not torch.is_grad_enabled() or not (like.is_floating_point() or like.is_complex()):
+    if not torch.is_grad_enabled() or not tensor.requires_grad:
         return like
     written: Any = _NoLeaf.apply(like.requires_grad_())
     return written
