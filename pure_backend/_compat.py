@@ -32,6 +32,15 @@ SCAN_TAKES_INTEGERS = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10
 """Whether torch's `scan` differentiates with integers among carries and results; 2.13 fails ("outs_to_grad length")."""
 
 
+@functools.cache
+def float8_saturates() -> bool:
+    """Whether torch casts what is too large for `float8_e4m3fn` to its largest number (seen in 2.13) or to NaN (in 2.9)."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes():
+        return bool(torch.tensor(1e4).to(torch.float8_e4m3fn).float().isfinite())
+
+
 def jax():
     """The `jax` module, imported at first compile and not on import of the package."""
     import jax as module

@@ -22,6 +22,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from pure_backend.errors import ImpureGraphError, UnsupportedOperatorError
+from pure_backend.fx_passes.foreach import one_after_the_other
 from pure_backend.fx_passes.functional import Alias, Constant, Functional, Value, WriteBack
 from pure_backend.fx_passes.replay import SAME, view_between, view_by_strides, view_of_output
 from pure_backend.ir import functional_ops
@@ -175,6 +176,8 @@ class _Pass:
         self.cells[storage] = _Cell(Geometry.of(base)._replace(storage=storage), copied, base.requires_grad)
 
     def visit_write(self, node: fx.Node) -> None:
+        if calls := one_after_the_other(node):
+            return self.visit_calls(node, calls)
         known = facts(node)
         tensors = [arg for arg in pytree.tree_leaves((node.args, node.kwargs)) if _is_tensor(arg)]
         writes = tuple(tensors.index(arg) for arg in known.writes)
@@ -192,6 +195,19 @@ class _Pass:
         self.env[node] = self.emit(operator.getitem, (new, 0), node, new.meta["result"])
         if storage in self.written:
             self.cells[storage] = _Cell(known.geometry, self.env[node], known.geometry.requires_grad)
+
+    def visit_calls(self, node: fx.Node, calls: list[tuple[str, tuple, dict[str, Any]]]) -> None:
+        """A node that writes by several methods in turn, each of which writes its first argument."""
+        if facts(node).recorded:
+            raise UnsupportedOperatorError(
+                "a list operator on tensors that share memory: autograd sees only some of its writes"
+            )
+        for method, args, kwargs in calls:
+            fake = facts(args[0]).value
+            new = self.emit(functional_ops.Functionalized(method, (0,)), fx.map_arg(args, self.read), node, None)
+            new.kwargs = fx.map_arg(kwargs, self.read)
+            new.meta["result"], new.meta["written"] = fake, (fake,)
+            self.write(args[0], self.emit(operator.getitem, (new, 1), node, fake), node)
 
     def restride(self, arg: fx.Node, geometry: Geometry) -> None:
         """From here on `arg` shows its memory in another way."""

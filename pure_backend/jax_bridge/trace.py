@@ -27,6 +27,7 @@ from pure_backend.ir.impurity import Impurity
 from pure_backend.ir.source import user_frame
 from pure_backend.jax_bridge import lowerings
 from pure_backend.jax_bridge.avals import to_jax_dtype
+from pure_backend.jax_bridge.casts import cast
 from pure_backend.jax_bridge.decompose import decompose, distinct, torch_decomposition
 from pure_backend.jax_bridge.lowerings.registry import names_of, updates_arguments
 from pure_backend.jax_bridge.rng import KEY_SHAPE, KeyStream
@@ -255,12 +256,7 @@ def _conform_one(node: fx.Node, result: Any, expected: torch.Tensor) -> Any:
         raise LoweringError(
             f"the lowering of {describe_node(node)}\ngave shape {tuple(result.shape)}, torch {describe_tensor(expected)}"
         )
-    dtype = to_jax_dtype(expected.dtype)
-    if result.dtype == dtype:
-        return result
-    if jnp.issubdtype(result.dtype, jnp.complexfloating) and not jnp.issubdtype(dtype, jnp.complexfloating):
-        result = result.real
-    return result.astype(dtype)
+    return cast(result, to_jax_dtype(expected.dtype))
 
 
 def _recorded(node: fx.Node, result: Any) -> Any:

@@ -23,6 +23,7 @@ from pure_backend.jax_bridge.lowerings import scatter as scatter
 from pure_backend.jax_bridge.lowerings import shapes as shapes
 from pure_backend.jax_bridge.lowerings import sharding as sharding
 from pure_backend.jax_bridge.lowerings import special as special
+from pure_backend.jax_bridge.lowerings import subscript as subscript
 from pure_backend.jax_bridge.lowerings import transformer as transformer
 from pure_backend.jax_bridge.lowerings import views as views
 from pure_backend.jax_bridge.lowerings.registry import Site as Site

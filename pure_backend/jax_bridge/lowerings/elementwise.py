@@ -12,7 +12,19 @@ from pure_backend.errors import PureBackendError
 from pure_backend.ir.describe import source_line
 from pure_backend.ir.facts import facts
 from pure_backend.jax_bridge.lowerings.registry import Site, lowers
-from pure_backend.jax_bridge.lowerings.values import COPY, angle, as_array, is_number, keep_gradient_of, magnitude, sgn, wide
+from pure_backend.jax_bridge.lowerings.values import (
+    COPY,
+    angle,
+    as_array,
+    in_f32,
+    is_number,
+    keep_gradient_of,
+    keeps_f32,
+    magnitude,
+    sgn,
+    wide,
+    wide_dtype,
+)
 
 _UNARY = {
     "abs": magnitude,
@@ -75,10 +87,6 @@ _EXACT = {
     "logical_not": jnp.logical_not,
 }
 _ARITHMETIC = {
-    "mul": jnp.multiply,
-    "multiply": jnp.multiply,
-    "true_divide": jnp.divide,
-    "floor_divide": jnp.floor_divide,
     "remainder": jnp.remainder,
     "fmod": jnp.fmod,
     "maximum": jnp.maximum,
@@ -98,6 +106,8 @@ _ARITHMETIC = {
     "bitwise_right_shift": jnp.right_shift,
     "nextafter": lambda x, y: keep_gradient_of(jnp.nextafter(lax.stop_gradient(x), lax.stop_gradient(y)), x),
 }
+# What 16-bit floats give as they are is right: it is one of the operands, or a neighbour.
+_ROUNDED_ONCE = {_ARITHMETIC[name] for name in ("maximum", "minimum", "fmax", "fmin", "copysign", "nextafter")}
 _COMPARISON = {
     "eq": jnp.equal,
     "ne": jnp.not_equal,
@@ -124,7 +134,8 @@ def _unary(fn):
 
 def _arithmetic(fn):
     def lower(site: Site, x, y):
-        return fn(as_array(x, site.dtype), as_array(y, site.dtype))
+        x, y = as_array(x, site.dtype), as_array(y, site.dtype)
+        return fn(x, y) if fn in _ROUNDED_ONCE else fn(wide(x), wide(y))
 
     return lower
 
@@ -149,20 +160,33 @@ for _name, _fn in _LOGIC.items():
     lowers(_name)(lambda site, x, y, fn=_fn: fn(as_array(x, bool), as_array(y, bool)))
 
 
+@lowers("mul", "multiply")
+def mul(site: Site, x, y):
+    """`x * y`."""
+    if keeps_f32(y, site.dtype):
+        return in_f32(x, site.dtype) * y
+    return in_f32(y, site.dtype) * x if keeps_f32(x, site.dtype) else as_array(x, site.dtype) * as_array(y, site.dtype)
+
+
 @lowers("add")
 def add(site: Site, x, y, alpha=1):
     """`x + alpha * y`; on bools a logical or."""
     if site.dtype == jnp.bool_:
         return jnp.logical_or(as_array(x, bool), jnp.logical_and(as_array(y, bool), bool(alpha)))
     x, y = as_array(x, site.dtype), as_array(y, site.dtype)
-    return x + (y if is_number(alpha, 1) else as_array(alpha, site.dtype) * y)
+    return x + y if is_number(alpha, 1) else wide(x) + _factor(alpha, site.dtype) * wide(y)
 
 
 @lowers("sub", "subtract")
 def sub(site: Site, x, y, alpha=1):
     """`x - alpha * y`."""
     x, y = as_array(x, site.dtype), as_array(y, site.dtype)
-    return x - (y if is_number(alpha, 1) else as_array(alpha, site.dtype) * y)
+    return x - y if is_number(alpha, 1) else wide(x) - _factor(alpha, site.dtype) * wide(y)
+
+
+def _factor(value, dtype):
+    """A scalar argument in the type that is computed in."""
+    return as_array(value, wide_dtype(dtype))
 
 
 @lowers("rsub")
@@ -176,34 +200,56 @@ def div(site: Site, x, y, rounding_mode=None):
     """Division; `rounding_mode` "trunc" or "floor" keeps the promoted dtype."""
     if site.writes and rounding_mode is None and not jnp.issubdtype(site.dtype, jnp.inexact):
         raise PureBackendError(f"a quotient can't be written in place to a {site.dtype} tensor\n  at {source_line(site.node)}")
-    x, y = as_array(x, site.dtype), as_array(y, site.dtype)
+    x = as_array(x, site.dtype)
+    y = in_f32(y, site.dtype) if keeps_f32(y, site.dtype) else as_array(y, site.dtype)
     if rounding_mode == "floor":
-        return jnp.floor_divide(x, y)
+        return jnp.floor_divide(wide(x), wide(y))
     if rounding_mode == "trunc":
-        return lax.div(*jnp.broadcast_arrays(x, y)) if jnp.issubdtype(x.dtype, jnp.integer) else jnp.trunc(x / y)
-    return x / y
+        return lax.div(*jnp.broadcast_arrays(x, y)) if jnp.issubdtype(x.dtype, jnp.integer) else jnp.trunc(wide(x) / wide(y))
+    return x / y if x.dtype == y.dtype else wide(x) / y
+
+
+@lowers("true_divide")
+def true_divide(site: Site, x, y):
+    """`x / y`."""
+    return div(site, x, y)
+
+
+@lowers("floor_divide")
+def floor_divide(site: Site, x, y):
+    """`x // y`."""
+    return div(site, x, y, "floor")
 
 
 @lowers("pow", "float_power")
 def power(site: Site, x, y):
     """Power; an exponent known at compile time stays one, so that `x ** 2` is a product."""
     if jnp.issubdtype(site.dtype, jnp.integer) and (isinstance(y, jax.Array) or y < 0):
-        return _integer_power(as_array(x, site.dtype), as_array(y, site.dtype))
+        return _integer_power(*jnp.broadcast_arrays(as_array(x, site.dtype), as_array(y, site.dtype)))
     if isinstance(y, (int, float)) and float(y).is_integer() and abs(y) < 2**31 and isinstance(x, jax.Array):
-        return lax.integer_pow(as_array(x, site.dtype), int(y))
-    x = as_array(x, site.dtype)
+        x = as_array(x, site.dtype)
+        return lax.integer_pow(x if y == 2 else wide(x), int(y))
+    x = wide(as_array(x, site.dtype))
     if isinstance(y, float) and y == 0.5:  # as torch does, which matters for -inf and -0
         return jnp.sqrt(x)
-    return jnp.power(x, as_array(y, site.dtype))
+    return jnp.power(x, wide(as_array(y, site.dtype)))
 
 
 def _integer_power(x, y):
     """Integer power that wraps; for a negative exponent the quotient, which is 0 unless the base is 1 or -1."""
-    if not jnp.issubdtype(y.dtype, jnp.signedinteger):
-        return jnp.power(x, y)
-    odd = jnp.where(y % 2 == 0, 1, -1).astype(x.dtype)
-    inverse = jnp.where(x == 1, 1, jnp.where(x == -1, odd, 0)).astype(x.dtype)
-    return jnp.where(y < 0, inverse, jnp.power(x, jnp.maximum(y, 0)))
+    odd = jnp.where(y % 2 == 0, 1, x).astype(x.dtype)
+    return jnp.where(y < 0, jnp.where(x == 1, 1, jnp.where(x + 1 == 0, odd, 0)).astype(x.dtype), _wrapping_power(x, y))
+
+
+def _wrapping_power(x, y):
+    """By squaring, as many times as the largest exponent has bits; a negative exponent counts as 0."""
+
+    def square(state):
+        product, base, left = state
+        return jnp.where(left % 2 == 1, product * base, product), base * base, left // 2
+
+    state = jnp.ones_like(x), x, jnp.maximum(y, 0)
+    return lax.while_loop(lambda state: jnp.any(state[2] > 0), square, state)[0]
 
 
 @lowers("where")
@@ -251,23 +297,25 @@ def fma(site: Site, x, y, z):
 
 @lowers("lerp")
 def lerp(site: Site, start, end, weight):
-    """`start + weight * (end - start)`."""
-    start, end, weight = (as_array(v, site.dtype) for v in (start, end, weight))
-    return start + weight * (end - start)
+    """`start + weight * (end - start)`, counted from the nearer of the two, so that a weight of 1 is `end` exactly."""
+    start, end = wide(as_array(start, site.dtype)), wide(as_array(end, site.dtype))
+    weight = _factor(weight, site.dtype) if isinstance(weight, (int, float)) else wide(as_array(weight, site.dtype))
+    near = jnp.abs(weight) < 0.5
+    return jnp.where(near, start, end) + jnp.where(near, weight, weight - 1) * (end - start)
 
 
 @lowers("addcmul")
 def addcmul(site: Site, x, a, b, *, value=1):
     """`x + value * a * b`."""
-    x, a, b = (as_array(v, site.dtype) for v in (x, a, b))
-    return x + as_array(value, site.dtype) * a * b
+    x, a, b = (wide(as_array(v, site.dtype)) for v in (x, a, b))
+    return x + _factor(value, site.dtype) * a * b
 
 
 @lowers("addcdiv")
 def addcdiv(site: Site, x, a, b, *, value=1):
     """`x + value * a / b`."""
-    x, a, b = (as_array(v, site.dtype) for v in (x, a, b))
-    return x + as_array(value, site.dtype) * a / b
+    x, a, b = (wide(as_array(v, site.dtype)) for v in (x, a, b))
+    return x + _factor(value, site.dtype) * a / b
 
 
 @lowers("round")
@@ -285,8 +333,6 @@ def nan_to_num(site: Site, x, nan=0.0, posinf=None, neginf=None):
 @lowers("to", "type", "type_as", "float", "half", "double", "bfloat16", "int", "long", "short", "bool", "char", "byte")
 def convert(site: Site, x, *args, **kwargs):
     """Conversion: torch's own result says to which dtype; where it lives is the runtime's business."""
-    if isinstance(x, jax.Array) and site.dtype == jnp.bool_:
-        return x != 0
     return as_array(x, site.dtype)
 
 

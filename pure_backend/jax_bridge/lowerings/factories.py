@@ -58,9 +58,10 @@ def arange(site: Site, *args, **kwargs):
     names = ("start", "end", "step")
     args = [*args, *(kwargs[name] for name in names[len(args) :] if name in kwargs)]
     start, step = (0, 1) if len(args) == 1 else (args[0], args[2] if len(args) > 2 else 1)
-    exact = all(isinstance(v, (int, bool)) for v in (start, step))
-    steps = jnp.arange(site.out.shape[0], dtype=jnp.int64 if exact else jnp.float64)
-    return (start + steps * step).astype(site.dtype)
+    if jnp.issubdtype(site.dtype, jnp.integer):  # torch counts with integers then: a step of 2.5 is one of 2
+        start, step = (as_array(v, jnp.int64) for v in (start, step))
+        return (start + jnp.arange(site.out.shape[0], dtype=jnp.int64) * step).astype(site.dtype)
+    return (start + jnp.arange(site.out.shape[0], dtype=jnp.float64) * step).astype(site.dtype)
 
 
 @lowers("linspace")

@@ -1,114 +1,22 @@
-"""Reading and writing by index. An index out of range, an error in eager, reads NaN and writes nothing."""
+"""Functions that read and write by index; subscripts are in `subscript`."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pure_backend.jax_bridge.lowerings import places
 from pure_backend.jax_bridge.lowerings.registry import Site, lowers, updates
 from pure_backend.jax_bridge.lowerings.values import as_array, keep_gradient_of
-
-
-@lowers("getitem")
-def getitem(site: Site, x, index):
-    """Python indexing: an element of a tuple, or a tensor's."""
-    if isinstance(x, (tuple, list)):
-        return x[index]
-    return x[_index(index)]
-
-
-def _index(index: Any) -> Any:
-    """An index as JAX takes it: lists become arrays, uint8 masks become bool."""
-    if isinstance(index, tuple):
-        return tuple(_index(part) for part in index)
-    if isinstance(index, (list, range)):
-        return jnp.asarray([_index(part) for part in index], dtype=None if index else jnp.int64)
-    if isinstance(index, jax.Array) and index.dtype == jnp.uint8:
-        return index.astype(bool)
-    return index
-
-
-@lowers("setitem")
-def setitem(site: Site, x, index, value):
-    """The new value of `x` after `x[index] = value`."""
-    index = _index(index)
-    value = as_array(value, x.dtype)
-    mask = index[0] if isinstance(index, tuple) and len(index) == 1 else index
-    if isinstance(mask, bool):
-        return jnp.broadcast_to(value, x.shape) if mask else x
-    if isinstance(mask, jax.Array) and mask.dtype == jnp.bool_:
-        return _set_masked(x, mask, value)
-    if any(isinstance(part, jax.Array) and part.dtype == jnp.bool_ for part in jax.tree.leaves(index)):
-        return _set_mixed(x, index, value)
-    target = jax.eval_shape(lambda a: a[index], x).shape
-    value = value.reshape(value.shape[max(value.ndim - len(target), 0) :]) if value.ndim > len(target) else value
-    return x.at[index].set(jnp.broadcast_to(value, target))
-
-
-def _set_masked(x, mask, value):
-    """`x[mask] = value`: a scalar or row everywhere, or one row of `value` for each true element, in order."""
-    rows = mask.reshape(*mask.shape, *(1,) * (x.ndim - mask.ndim))
-    tail = x.shape[mask.ndim :]
-    if value.ndim <= len(tail) or value.shape[0] == 1:
-        value = value.reshape(value.shape[max(value.ndim - len(tail), 0) :]) if value.ndim > len(tail) else value
-        return jnp.where(rows, jnp.broadcast_to(value, x.shape), x)
-    position = jnp.cumsum(mask.reshape(-1)) - 1
-    spread = jnp.take(value, position, axis=0, mode="clip").reshape(x.shape)
-    return jnp.where(rows, spread, x)
-
-
-def _set_mixed(x, index, value):
-    """A write whose index has masks beside other parts: done on a mask of the whole tensor, for one value a place."""
-    if value.size != 1:
-        return NotImplemented
-    hit = jnp.ones(x.shape, bool)
-    dim = 0
-    for part in index:
-        if part is None or part is Ellipsis:
-            return NotImplemented
-        width = part.ndim if isinstance(part, jax.Array) and part.dtype == jnp.bool_ else 1
-        if isinstance(part, jax.Array) and part.dtype == jnp.bool_:
-            here = part
-        else:
-            here = jnp.zeros(x.shape[dim], bool).at[part].set(True)
-        hit &= here.reshape(*(1,) * dim, *here.shape, *(1,) * (x.ndim - dim - width))
-        dim += width
-    return jnp.where(hit, value.reshape(()), x)
-
-
-@lowers("aten::index", "aten::_unsafe_index")
-def aten_index(site: Site, x, indices):
-    """Advanced indexing; None is a whole dimension."""
-    return x[tuple(slice(None) if i is None else _index(i) for i in indices)]
-
-
-@lowers("index_put", "aten::_unsafe_index_put", "aten::index_put")
-def index_put(site: Site, x, indices, values, accumulate=False):
-    """`x` with values put, or added, at indices."""
-    index = tuple(slice(None) if i is None else i for i in indices)
-    if not accumulate:
-        return setitem(site, x, index, values)
-    index = _index(index)
-    if any(isinstance(part, jax.Array) and part.dtype == jnp.bool_ for part in index):
-        return NotImplemented
-    return x.at[index].add(as_array(values, x.dtype))
-
-
-@lowers("index_put_")
-def index_put_(site: Site, x, indices, values, accumulate=False):
-    """In-place form."""
-    return index_put(site, x, indices, values, accumulate)
 
 
 @lowers("put")
 def put(site: Site, x, index, source, accumulate=False):
     """Values put, or added, at places of the flattened tensor."""
     flat, where = x.reshape(-1), index.reshape(-1)
-    change = flat.at[where].add if accumulate else flat.at[where].set
-    return change(source.reshape(-1).astype(x.dtype)).reshape(x.shape)
+    how = "add" if accumulate else "set"
+    return places.write(flat, where, source.reshape(-1).astype(x.dtype), how, wraps=True).reshape(x.shape)
 
 
 @lowers("aten::_unsafe_masked_index")
@@ -150,7 +58,7 @@ def embedding(site: Site, ids, weight, padding_idx=None, max_norm=None, norm_typ
     if scale_grad_by_freq:
         return NotImplemented
     used = weight if max_norm is None else _renormed(weight, ids, max_norm, norm_type)
-    rows = used[ids]
+    rows = places.read(used, ids)
     if padding_idx is not None:
         padding = (ids == padding_idx % weight.shape[0])[..., None]
         rows = jnp.where(padding, lax.stop_gradient(rows), rows)
@@ -199,7 +107,7 @@ def embedding_bag(
         bag = jnp.repeat(jnp.arange(ids.shape[0]), ids.shape[1], total_repeat_length=ids.size)
     else:
         bag = jnp.searchsorted(offsets[:bags], jnp.arange(ids.size), side="right") - 1
-    rows = weight[ids.reshape(-1)]
+    rows = places.read(weight, ids.reshape(-1))
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.reshape(-1, 1)
     counted = jnp.ones(ids.size, bool) if padding_idx is None else ids.reshape(-1) != padding_idx % weight.shape[0]
@@ -218,41 +126,48 @@ def index_select(site: Site, x, dim, index):
     """Slices at the given indices."""
     if x.ndim == 0:
         return x
-    return jnp.take(x, jnp.atleast_1d(index), axis=dim, mode="fill")
+    return places.read(x, _along(x, dim, index))
+
+
+def _along(x, dim: int, index) -> tuple:
+    """The subscript of slices along a dimension."""
+    return (*(slice(None),) * (dim % x.ndim), jnp.atleast_1d(index))
 
 
 @lowers("gather")
 def gather(site: Site, x, dim, index, *, sparse_grad=False):
     """`out[i][j] = x[index[i][j]][j]` for `dim=0`."""
     if x.ndim == 0 or index.ndim == 0:
-        return jnp.broadcast_to(x.reshape(-1)[:1].reshape(x.shape), index.shape) if index.ndim == 0 else x[index]
+        return places.read(x.reshape(-1), index)
     dim = dim % x.ndim
     crop = tuple(slice(None) if d == dim else slice(0, index.shape[d]) for d in range(x.ndim))
-    return jnp.take_along_axis(x[crop], index, axis=dim)
+    return places.read_along(x[crop], index, dim)
 
 
 @lowers("take_along_dim")
 def take_along_dim(site: Site, x, indices, dim=None):
     """Gather with broadcast."""
-    return jnp.take_along_axis(x, indices, axis=dim)
+    if dim is None:
+        x, indices, dim = x.reshape(-1), indices.reshape(-1), 0
+    return places.read_along(x, indices, dim)
 
 
 @lowers("take")
 def take(site: Site, x, index):
     """Elements of the flattened tensor."""
-    return x.reshape(-1)[index]
+    return places.read(x.reshape(-1), index, wraps=True)
 
 
 def scattered(x, dim, index, source, how: str):
     """`x` with `source` combined in at `index`, as torch scatters; `how` is a method of `x.at[...]`."""
     if x.ndim == 0:
-        return getattr(x.reshape(1).at[index.reshape(-1)], how)(jnp.broadcast_to(source, index.shape).reshape(-1)).reshape(())
+        return places.write(x.reshape(1), index.reshape(-1), jnp.broadcast_to(source, index.shape).reshape(-1), how).reshape(())
     dim = dim % x.ndim
     grid = list(jnp.meshgrid(*(jnp.arange(n) for n in index.shape), indexing="ij"))
     grid[dim] = index
     if isinstance(source, jax.Array) and source.ndim:
         source = source[tuple(slice(0, n) for n in index.shape)]
-    return getattr(x.at[tuple(grid)], how)(source)
+    return places.write(x, tuple(grid), source, how)
 
 
 @lowers("scatter")
@@ -272,11 +187,10 @@ def scatter_add(site: Site, x, dim, index, src):
 @lowers("index_add")
 def index_add(site: Site, x, dim, index, source, *, alpha=1):
     """Adds slices at indices."""
-    where = (slice(None),) * (dim % max(x.ndim, 1)) + (jnp.atleast_1d(index),)
     source = source.astype(x.dtype)
     if x.ndim == 0:
         return x + alpha * jnp.sum(source)
-    return x.at[where].add(source if alpha == 1 else source * alpha)
+    return places.write(x, _along(x, dim, index), source if alpha == 1 else source * alpha, "add")
 
 
 @lowers("index_copy")
@@ -284,8 +198,7 @@ def index_copy(site: Site, x, dim, index, source):
     """Writes slices at indices."""
     if x.ndim == 0:
         return source.reshape(())
-    where = (slice(None),) * (dim % x.ndim) + (jnp.atleast_1d(index),)
-    return x.at[where].set(source.astype(x.dtype))
+    return places.write(x, _along(x, dim, index), source.astype(x.dtype))
 
 
 @lowers("index_fill")
@@ -293,8 +206,7 @@ def index_fill(site: Site, x, dim, index, value):
     """Writes one value into slices at indices."""
     if x.ndim == 0:
         return as_array(value, x.dtype).reshape(())
-    where = (slice(None),) * (dim % x.ndim) + (jnp.atleast_1d(index),)
-    return x.at[where].set(as_array(value, x.dtype))
+    return places.write(x, _along(x, dim, index), as_array(value, x.dtype), wraps=True)
 
 
 @lowers("masked_scatter")

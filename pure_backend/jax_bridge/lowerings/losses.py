@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from pure_backend.jax_bridge.lowerings import places
 from pure_backend.jax_bridge.lowerings.registry import Site, lowers
 from pure_backend.jax_bridge.lowerings.values import wide
 
@@ -53,10 +54,10 @@ def _nll(logits, target, weight, ignore_index: int, reduction: str):
     axis = min(1, logits.ndim - 1)
     counted = target != ignore_index
     index = jnp.where(counted, target, 0)
-    picked = jnp.take_along_axis(logits, jnp.expand_dims(index, axis), axis=axis).squeeze(axis)
+    picked = places.read_along(logits, jnp.expand_dims(index, axis), axis).squeeze(axis)
     scale = counted.astype(logits.dtype)
     if weight is not None:
-        scale = jnp.where(counted, jnp.take(wide(weight), index), 0)
+        scale = jnp.where(counted, places.read(wide(weight), index), 0)
     loss = jnp.where(counted, -picked * scale, 0)
     if reduction == "none":
         return loss

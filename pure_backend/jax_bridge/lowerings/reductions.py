@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 
 from pure_backend.jax_bridge.lowerings.registry import Site, lowers
-from pure_backend.jax_bridge.lowerings.values import axes, magnitude, real_dtype, wide
+from pure_backend.jax_bridge.lowerings.values import as_array, axes, magnitude, real_dtype, wide
 
 
 def _accumulate(x, site: Site):
     """The operand in the type that torch accumulates in."""
-    return wide(x.astype(site.dtype))
+    return wide(as_array(x, site.dtype))
 
 
 @lowers("sum")
@@ -121,7 +121,7 @@ def logsumexp(site: Site, x, dim, keepdim=False):
 
 def _cumulative(fn):
     def lower(site: Site, x, dim, *, dtype=None):
-        x = x.astype(site.dtype)
+        x = _accumulate(x, site)
         return fn(x, axis=dim) if x.ndim else x
 
     return lower

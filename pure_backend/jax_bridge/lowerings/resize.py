@@ -38,13 +38,27 @@ def _weights(size: int, out: int, align_corners: bool, factor: float | None, ker
 def _resized(kernel, reach: int):
     def lower(site: Site, x, output_size, align_corners, scales_h=None, scales_w=None):
         work = wide(x)
+        apply = _products if jnp.issubdtype(x.dtype, jnp.floating) else _fixed_point
         factors = scales_h if isinstance(scales_h, (tuple, list)) else (scales_h, scales_w)
-        for dim, factor in zip((-2, -1), factors, strict=True):
-            matrix = _weights(x.shape[dim], site.out.shape[dim], align_corners, factor, kernel, reach)
-            work = jnp.moveaxis(jnp.moveaxis(work, dim, -1) @ jnp.asarray(matrix.T, work.dtype), -1, dim)
+        for dim, factor in zip((-1, -2), reversed(factors), strict=True):
+            if x.shape[dim] != site.out.shape[dim] or jnp.issubdtype(x.dtype, jnp.floating):
+                matrix = _weights(x.shape[dim], site.out.shape[dim], align_corners, factor, kernel, reach)
+                work = jnp.moveaxis(apply(jnp.moveaxis(work, dim, -1), matrix.T), -1, dim)
         return work
 
     return lower
+
+
+def _products(x, matrix: np.ndarray):
+    return x @ jnp.asarray(matrix, x.dtype)
+
+
+def _fixed_point(x, matrix: np.ndarray):
+    """Bytes times weights of 16 bits, of which as many as possible lie behind the point, rounded; as torch's kernels do."""
+    bits = next(n for n in range(22, -1, -1) if int(0.5 + matrix.max() * (1 << n)) < 1 << 15)
+    weights = np.trunc(matrix * (1 << bits) + np.copysign(0.5, matrix)).astype(np.int32)
+    total = x.astype(jnp.int32) @ jnp.asarray(weights) + (1 << (bits - 1))
+    return jnp.clip(total >> bits, 0, 255).astype(x.dtype)
 
 
 lowers("aten::_upsample_bilinear2d_aa")(_resized(_triangle, 1))

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pure_backend.jax_bridge.lowerings import places
 from pure_backend.jax_bridge.lowerings.indexing import scattered
 from pure_backend.jax_bridge.lowerings.registry import Site, lowers
 from pure_backend.jax_bridge.lowerings.values import as_array
@@ -34,7 +35,7 @@ def index_reduce(site: Site, x, dim, index, source, reduce, *, include_self=True
     before = (slice(None),) * (dim % x.ndim)
 
     def put(index, target, values, how):
-        return getattr(target.at[(*before, index)], how)(values)
+        return places.write(target, (*before, index), values, how)
 
     return _reduced(x, source.astype(x.dtype), put, jnp.atleast_1d(index), reduce, include_self).reshape(shape)
 

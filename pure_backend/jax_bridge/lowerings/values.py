@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
+from pure_backend.jax_bridge.casts import cast
+
 DEAR = "pure_backend.dear"
 """The name, for `jax.checkpoint`, of what `remat="auto"` keeps because it is dear to compute again."""
 
@@ -21,10 +23,13 @@ COPY = "pure_backend.copy"
 def as_array(value: Any, dtype: Any) -> jax.Array:
     """An array of a dtype from an array or a Python scalar, which wraps as in torch instead of overflowing."""
     if isinstance(value, jax.Array):
-        if jnp.issubdtype(value.dtype, jnp.complexfloating) and not jnp.issubdtype(dtype, jnp.complexfloating):
-            value = value.real
-        return value.astype(dtype)
-    return jnp.asarray(np.asarray(value).astype(dtype))
+        return cast(value, dtype)
+    return jnp.asarray(_constant(value, dtype))
+
+
+def _constant(value: Any, dtype: Any) -> np.ndarray:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.asarray(value).astype(dtype)
 
 
 def is_number(value: Any, number: float) -> bool:
@@ -32,9 +37,28 @@ def is_number(value: Any, number: float) -> bool:
     return isinstance(value, (int, float)) and value == number
 
 
+def wide_dtype(dtype: Any) -> Any:
+    """The dtype that torch's kernels compute in: f32 for 16-bit floats."""
+    return jnp.dtype(jnp.float32) if dtype in (jnp.bfloat16, jnp.float16) else dtype
+
+
 def wide(x: jax.Array) -> jax.Array:
     """16-bit floats as f32: torch's kernels compute in f32 and round once at the end."""
-    return x.astype(jnp.float32) if x.dtype in (jnp.bfloat16, jnp.float16) else x
+    return x.astype(wide_dtype(x.dtype))
+
+
+def keeps_f32(value: Any, dtype: Any) -> bool:
+    """Whether an operand of a product or quotient of 16-bit floats is a scalar that torch does not round to 16 bits before."""
+    if wide_dtype(dtype) == dtype:
+        return False
+    if isinstance(value, jax.Array):
+        return value.ndim == 0 and value.dtype != dtype
+    return float(_constant(value, dtype)) != value
+
+
+def in_f32(value: Any, dtype: Any) -> jax.Array:
+    """The f32 operand of a product or quotient of 16-bit floats: a scalar as it is, a tensor as its 16-bit values."""
+    return as_array(value, jnp.float32) if keeps_f32(value, dtype) else as_array(value, dtype).astype(jnp.float32)
 
 
 def magnitude(x: jax.Array) -> jax.Array:
