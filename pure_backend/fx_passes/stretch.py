@@ -48,6 +48,13 @@ class Stretch:
         return any(requires_grad(node) for node in self.outputs)
 
     @property
+    def shares_memory(self) -> bool:
+        """Whether an output lies in the memory of an input or of another output."""
+        inputs = {piece.untyped_storage()._cdata for piece in self.pieces}
+        outputs = [piece.untyped_storage()._cdata for piece in pieces_of([facts(node).value for node in self.outputs])]
+        return bool(inputs & set(outputs)) or len(set(outputs)) < len(outputs)
+
+    @property
     def key(self) -> tuple:
         """Equal for stretches that torch traces alike: a model has many equal layers."""
         number = {node: f"%{i}" for i, node in enumerate((*self.inputs, *self.nodes))}

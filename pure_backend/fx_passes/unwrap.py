@@ -225,29 +225,28 @@ class _Pass:
 
     def border(self, output: fx.Node) -> Border:
         leaves, spec = pytree.tree_flatten(output.args[0])
-        slots: list[Any] = []
-        results: list[Any] = []
-        places: dict[fx.Node, int] = {}
-        indices = []
-        for leaf in leaves:
-            if not isinstance(leaf, fx.Node) or leaf not in places:
-                slot, own = self.slot(leaf)
-                slots.append(slot)
-                results += own
-            index = places.setdefault(leaf, len(slots) - 1) if isinstance(leaf, fx.Node) else len(slots) - 1
-            indices.append(index)
-        self.graph.output(tuple(results))
+        leaves = [self.first(leaf) if isinstance(leaf, fx.Node) else leaf for leaf in leaves]
+        distinct = list(dict.fromkeys(leaf for leaf in leaves if isinstance(leaf, fx.Node)))
+        slots = [self.slot(leaf) for leaf in distinct]
+        constants = [leaf for leaf in leaves if not isinstance(leaf, fx.Node)]
+        numbers = iter(range(len(distinct), len(leaves)))
+        places = tuple(distinct.index(leaf) if isinstance(leaf, fx.Node) else next(numbers) for leaf in leaves)
+        self.graph.output((*(node for _, own in slots for node in own), *constants))
         self.placeholders_first()
         gm = fx.GraphModule(self.attributes, self.graph)
         gm.graph.lint()
         values = [facts(node).value for node in self.placeholders]
         structures = tuple(take_apart(value)[1] if is_wrapper(value) else None for value in values)
-        return Border(gm, structures, tuple(self.carriers), tuple(self.constants), tuple(slots), tuple(indices), spec)
+        wraps = (*(slot for slot, _ in slots), *[None] * len(constants))
+        return Border(gm, structures, tuple(self.carriers), tuple(self.constants), wraps, places, spec)
 
-    def slot(self, leaf: Any) -> tuple[int | Structure | None, Sequence[Any]]:
+    def first(self, leaf: fx.Node) -> fx.Node:
+        """The first node whose value is the very wrapper that a leaf is: what is written in place stays one object."""
+        value = facts(leaf).value
+        return next(node for node in self.nodes if facts(node).value is value) if is_wrapper(value) else leaf
+
+    def slot(self, leaf: fx.Node) -> tuple[int | Structure | None, Sequence[Any]]:
         """What the caller gets for a leaf of the output, and the results of the new graph that it is made of."""
-        if not isinstance(leaf, fx.Node):
-            return None, [leaf]
         value = facts(leaf).value
         if not is_wrapper(value):
             return None, [self.read(leaf)]
@@ -264,17 +263,20 @@ class _Pass:
             first.prepend(node)
 
 
-def _reason(stretch: list[fx.Node]) -> str:
+def _reason(nodes: list[fx.Node]) -> str:
     """Why the nodes of a stretch cannot be taken apart, or an empty string."""
-    inside = set(stretch)
-    before = [arg for node in stretch for arg in node.all_input_nodes if arg not in inside]
-    if any(has_body(node) and not is_autograd_function(node) for node in stretch):
+    stretch, inside = Stretch.of(nodes), set(nodes)
+    if any(has_body(node) and not is_autograd_function(node) for node in nodes):
         return "a higher-order operator among operators on a tensor subclass"
-    if any(changes_mode(node) for node in stretch):
+    if any(changes_mode(node) for node in nodes):
         return "a mode changes among operators on a tensor subclass"
-    if any(isinstance(facts(arg).value, float) and arg.op != "placeholder" for arg in before):
+    if any(isinstance(facts(arg).value, float) and arg.op != "placeholder" for node in nodes for arg in node.all_input_nodes):
         return "a Python float that changes from call to call meets a tensor subclass"
-    leaving = [node for node in stretch if is_wrapper(facts(node).value) and any(user.op == "output" for user in node.users)]
+    if any(arg not in inside or not stretch.recorded for node in nodes for arg in facts(node).recorded):
+        return "autograd records a write to an input of operators on a tensor subclass"
+    leaving = [node for node in stretch.outputs if is_wrapper(facts(node).value)]
     if any(map(requires_grad, leaving)):
         return "a tensor subclass that requires grad leaves the graph: the class of its gradient is known in the backward only"
+    if stretch.recorded and stretch.shares_memory:
+        return "a result of operators on a tensor subclass, which autograd records, shares memory"
     return ""

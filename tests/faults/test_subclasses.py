@@ -10,6 +10,8 @@ from wrappers import Nested, Pair, Rounded, Scaled, Shifted, scaled
 import pure_backend
 from pure_backend.backend import assume_pure
 
+aten = torch.ops.aten
+
 WRAPPERS = {
     "scaled": scaled,
     "shifted": lambda: Shifted.of(torch.arange(12.0).reshape(4, 3), 0.5),
@@ -174,6 +176,75 @@ def test_writes_to_inner_tensors():
     torch.testing.assert_close((got.a, got.b), (want.a, want.b))
     torch.testing.assert_close((results[1][0].a, results[1][0].b), (results[0][0].a, results[0][0].b))
     one_program()
+
+
+def test_a_wrapper_written_in_place_stays_one_object():
+    def f(t):
+        u = t.mul_(2)
+        return u, t.add_(1), (t * 2)
+
+    t = TwoTensor(torch.ones(3), torch.zeros(3))
+    results = compiled(f)(t)
+    assert results[0] is t and results[1] is t
+    torch.testing.assert_close((t.a, t.b, results[2].a), (torch.full((3,), 3.0), torch.ones(3), torch.full((3,), 6.0)))
+
+
+def written_beside(x, w):
+    y = x * 1
+    return (w @ y.t()).sum() + y.add_(w.sum()).sum()
+
+
+def viewed_beside(x, w):
+    y = (w @ x.t()) * 2
+    z = x.view(-1)
+    return (w @ z.view(2, 3).t()).sum() + y.sum(), z
+
+
+@pytest.mark.parametrize("f", [written_beside, viewed_beside])
+def test_writes_and_views_beside_a_recorded_node(f):
+    """What the node hands out shares memory, or history, with what it was given."""
+    found = []
+    for call in (f, compiled(f)):
+        torch.manual_seed(5)
+        x = torch.randn(2, 3, requires_grad=True)
+        result = call(x, scaled())
+        (result[0] if isinstance(result, tuple) else result).backward()
+        found.append(x.grad)
+        assert not isinstance(result, tuple) or result[1].data_ptr() == x.data_ptr()
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
+
+
+class Refused(Pair):
+    """An in-place operator replaces what it holds."""
+
+    @classmethod
+    def __torch_dispatch__(cls, op, types, args=(), kwargs=None):
+        if op is aten.mul_.Tensor:
+            args[0].a, args[0].b = args[0].a * args[1], args[0].b * args[1]
+            return args[0]
+        return super().__torch_dispatch__(op, types, args, kwargs)
+
+
+def test_inner_tensors_that_an_operator_replaces(caplog):
+    def f(t):
+        t.mul_(3)
+        return t + 1
+
+    t = Refused.of(torch.ones(3), torch.zeros(3))
+    got = compiled(f)(t)
+    torch.testing.assert_close((t.a, got.a, got.b), (torch.full((3,), 3.0), torch.full((3,), 4.0), torch.ones(3)))
+    assert "other inner tensors" in caplog.text
+
+
+def test_a_float_that_changes():
+    """It stays a float of the call, whatever it is next to."""
+
+    def f(x, w, scale):
+        return nn.functional.linear(x * scale, w) + (w * scale).sum()
+
+    call, x, w = compiled(f), torch.ones(2, 3), scaled()
+    for scale in (0.5, 0.25, 3.0):
+        torch.testing.assert_close(call(x, w, scale), f(x, w, scale), rtol=1e-4, atol=1e-4)
 
 
 def test_inner_tensors_that_overlap():
