@@ -111,8 +111,8 @@ def _out_dtype(args: tuple, kwargs: dict, run_body: RunBody) -> Result:
 
 def _cond(args: tuple, kwargs: dict, run_body: RunBody) -> Result:
     _, true, false, operands = args
-    true_copy, value = run_body(true, _stand_ins(operands))
-    false_copy, other = run_body(false, _stand_ins(operands))
+    true_copy, value = run_body(true, _stand_ins_as_they_are(operands))
+    false_copy, other = run_body(false, _stand_ins_as_they_are(operands))
     if _shapes(value) != _shapes(other):
         raise UnsupportedOperatorError(f"the branches of torch.cond give {_shapes(value)} and {_shapes(other)}")
     return _linked(value, operands), (true_copy, false_copy)
@@ -137,7 +137,8 @@ def _scan(args: tuple, kwargs: dict, run_body: RunBody) -> Result:
     combine, init, xs, additional = args
     operands = (*init, *xs, *additional)
     length = xs[0].shape[0]
-    copy, value = run_body(combine, _stand_ins((*init, *(x[0] for x in xs), *additional)))
+    carries = _stand_ins(init, any(map(_requires_grad, operands)))
+    copy, value = run_body(combine, [*carries, *_stand_ins_as_they_are((*(x[0] for x in xs), *additional))])
     carry, ys = value[: len(init)], value[len(init) :]
     _refuse_other_carry("scan", init, carry)
     return _linked((*carry, *(_stacked(y, length) for y in ys)), operands), (copy,)
@@ -145,7 +146,7 @@ def _scan(args: tuple, kwargs: dict, run_body: RunBody) -> Result:
 
 def _map(args: tuple, kwargs: dict, run_body: RunBody) -> Result:
     body, xs, additional = args
-    copy, value = run_body(body, _stand_ins((*(x[0] for x in xs), *additional)))
+    copy, value = run_body(body, _stand_ins_as_they_are((*(x[0] for x in xs), *additional)))
     stacked = tuple(_stacked(y, xs[0].shape[0]) for y in value)
     return _linked(stacked, (*xs, *additional)), (copy,)
 
@@ -153,7 +154,9 @@ def _map(args: tuple, kwargs: dict, run_body: RunBody) -> Result:
 def _associative_scan(args: tuple, kwargs: dict, run_body: RunBody) -> Result:
     combine, xs, additional = args
     elements = [x[0] for x in xs]
-    copy, value = run_body(combine, _stand_ins((*elements, *elements, *additional)))
+    needs_grad = any(map(_requires_grad, (*xs, *additional)))
+    stand_ins = [*_stand_ins((*elements, *elements), needs_grad), *_stand_ins_as_they_are(additional)]
+    copy, value = run_body(combine, stand_ins)
     _refuse_other_carry("associative_scan", elements, value)
     return _linked(tuple(xs), (*xs, *additional)), (copy,)
 
@@ -243,6 +246,11 @@ def _stand_ins(operands: Sequence[Any], needs_grad: bool | None = None) -> list[
     """
     needs_grad = any(map(_requires_grad, operands)) if needs_grad is None else needs_grad
     return [_stand_in(operand, needs_grad) if isinstance(operand, torch.Tensor) else operand for operand in operands]
+
+
+def _stand_ins_as_they_are(operands: Sequence[Any]) -> list[Any]:
+    """Stand-ins that require a gradient where the operand does: some operators take none (running statistics)."""
+    return [stand_in for operand in operands for stand_in in _stand_ins([operand])]
 
 
 def _stand_in(tensor: torch.Tensor, needs_grad: bool) -> torch.Tensor:

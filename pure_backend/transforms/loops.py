@@ -13,7 +13,9 @@ import torch
 from torch._dynamo.exc import TorchDynamoException
 from torch._higher_order_ops.scan import scan as _torch_scan
 from torch._higher_order_ops.while_loop import while_loop as _torch_while_loop
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint as _checkpoint
 
 from pure_backend._compat import SCAN_TAKES_INTEGERS
@@ -61,7 +63,7 @@ def scan(
         return captured_for(fn)(_scan, fn, init, xs, steps, reverse, unroll, checkpoint)
     except TorchDynamoException:
         first = _map(lambda t: t[0], xs)
-        _check_carry("scan", init, lambda carry: fn(carry, first)[0])
+        _check_carry("scan", init, lambda carry: fn(carry, first)[0])  # refused: nothing may have moved
         raise
 
 
@@ -235,10 +237,29 @@ def _device(tree: Any) -> torch.device:
     return next((leaf.device for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)), torch.device("cpu"))
 
 
+class _OnFakes(TorchDispatchMode):
+    """Gives every operator fake tensors, also for those that a body reads from outside: a write leaves the real one alone."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        super().__init__()
+        self.mode = mode
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        args, kwargs = pytree.tree_map_only(torch.Tensor, self.fake, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    def fake(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if isinstance(tensor, FakeTensor) else self.mode.from_tensor(tensor)
+
+
 def _check_carry(name: str, carry: Any, step: Callable[[Any], Any]) -> None:
-    """Run one step and say how the carry that it returns differs from the one it was given."""
-    with torch.no_grad():
-        returned = step(pytree.tree_map(lambda t: t.clone(), carry))
+    """Run one step on fake tensors, so that it writes nothing, and say how the carry that it returns differs from its own."""
+    mode = FakeTensorMode()
+    try:
+        with torch.no_grad(), mode, _OnFakes(mode):
+            returned = step(pytree.tree_map(mode.from_tensor, carry))
+    except RuntimeError:  # a step that reads values; what Dynamo said is the better message then
+        return
     before, spec = pytree.tree_flatten(carry)
     after, new_spec = pytree.tree_flatten(_tensors(returned, like=carry))
     if spec != new_spec:

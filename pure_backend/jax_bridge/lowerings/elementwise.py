@@ -76,7 +76,7 @@ _EXACT = {
     "resolve_conj": lambda x: x,
     "resolve_neg": lambda x: x,
     "sgn": sgn,
-    "sign": lambda x: jnp.where(jnp.isnan(x), 0, jnp.sign(x)),  # torch: the sign of NaN is 0
+    "sign": lambda x: x if x.dtype == jnp.bool_ else jnp.where(jnp.isnan(x), 0, jnp.sign(x)),  # torch: the sign of NaN is 0
     "signbit": jnp.signbit,
     "square": lambda x: x * x,
     "trunc": jnp.trunc,

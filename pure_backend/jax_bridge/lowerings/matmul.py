@@ -46,7 +46,7 @@ def addmm(site: Site, bias, x, y, *, beta=1, alpha=1):
     product = product if is_number(alpha, 1) else product * as_array(alpha, site.dtype)
     if is_number(beta, 0):
         return product
-    bias = bias.astype(site.dtype)
+    bias = jnp.broadcast_to(bias.astype(site.dtype), product.shape)
     return product + (bias if is_number(beta, 1) else bias * as_array(beta, site.dtype))
 
 
@@ -79,6 +79,10 @@ def _from_sublists(args):
 @lowers("tensordot")
 def tensordot(site: Site, a, b, dims=2, out=None):
     """Contraction over several dimensions."""
+    if not isinstance(dims, int):
+        inner = [(a.shape[i], b.shape[j]) for i, j in zip(*dims, strict=True)]
+        if any(m != n for m, n in inner):  # torch sums the longer one where the other has one element
+            return NotImplemented
     return jnp.tensordot(*_same(site, a, b), axes=dims)
 
 
