@@ -59,7 +59,7 @@ class _Call:
     @classmethod
     def of(cls, func: Any, args: tuple, kwargs: dict) -> _Call | None:
         """The call, or None if it cannot be repeated."""
-        if func.namespace != "aten" or _is_view(func) or torch._C._functorch.maybe_current_level() is not None:
+        if func.namespace != "aten" or _is_view(func) or _counts_a_mask(func, args) or torch._C._functorch.maybe_current_level() is not None:
             return None
         leaves, spec = pytree.tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -137,6 +137,12 @@ def _resized(func: Any, args: tuple, resize: Callable[[int], int]) -> list[Any]:
         [resize(size) for size in arg] if name in _SIZES and isinstance(arg, (list, tuple)) else arg
         for arg, name in zip(args, names, strict=False)
     ]
+
+
+def _counts_a_mask(func: Any, args: tuple) -> bool:
+    """Whether it depends on how many elements of a mask are true, neither none nor all of them, that sizes match."""
+    masks = (torch.bool, torch.uint8)
+    return "index_put" in func._opname and any(isinstance(i, torch.Tensor) and i.dtype in masks for i in args[1])
 
 
 def _is_view(func: Any) -> bool:
