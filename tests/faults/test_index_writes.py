@@ -224,6 +224,7 @@ WRITES = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:index_reduce")
 @pytest.mark.parametrize("name", WRITES)
 def test_an_index_out_of_range_writes_nothing(name, device):
     """Negative indices are out of range where they are in eager."""
