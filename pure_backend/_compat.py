@@ -442,6 +442,14 @@ def opaque(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compiler.disable(function, reason="it belongs to pure_backend")
 
 
+def unentered(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of Python's own calls that Dynamo does not enter; unlike `opaque` it costs nothing."""
+    from torch._dynamo.eval_frame import skip_code
+
+    skip_code(function.__code__)
+    return function
+
+
 @opaque
 def callable_in(context: Any, name: str) -> Callable[..., Any] | None:
     """The callable that a local variable of traced code stands for, with guards that it stays so.

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorConverter, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from pure_backend.errors import DeviceError
@@ -55,7 +55,9 @@ def fake_inputs(gm: fx.GraphModule, args: Sequence[Any]) -> tuple[FakeTensorMode
     mode = FakeTensorMode(shape_env=ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False))
     placeholders = gm.graph.find_nodes(op="placeholder", sort=True)
     with torch.inference_mode(False):
-        return mode, [_fake(node, arg, mode) for node, arg in zip(placeholders, args, strict=True)]
+        fakes = [_fake(node, arg, mode) for node, arg in zip(placeholders, args, strict=True)]
+    mode.fake_tensor_converter = FakeTensorConverter()  # the other one refers to the arguments, and facts keep it alive
+    return mode, fakes
 
 
 def _fake(placeholder: fx.Node, arg: Any, mode: FakeTensorMode) -> Any:

@@ -45,6 +45,7 @@ def normalize(gm: fx.GraphModule) -> Normalized:
     owners: list[tuple[Any, str]] = []
     for node in gm.graph.find_nodes(op="placeholder", sort=True):
         mapping[node] = graph.node_copy(node)
+        mapping[node].meta.pop("grapharg", None)  # Dynamo's weak reference to the argument of the first call
     for node in gm.graph.nodes:
         if node.op == "placeholder":
             continue

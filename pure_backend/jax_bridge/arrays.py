@@ -10,7 +10,7 @@ import ctypes
 import functools
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -26,8 +26,9 @@ _ALIGNMENT = 64
 
 
 class _Entry(NamedTuple):
-    ref: weakref.ref
+    ref: weakref.ref  # to what the view lives as long as, see `_owner`
     pointer: int
+    dtype: torch.dtype
     shape: torch.Size
     stride: tuple[int, ...]
     array: jax.Array
@@ -37,8 +38,12 @@ class _Entry(NamedTuple):
 class ArrayViews:
     """JAX views of long-lived tensors.
 
-    To make a view costs 5 us, a look-up here under 1 us. A view is used only while the very tensor object it was made for is
-    alive and lies where it lay; an in-place update of the tensor shows in its view because the memory is shared.
+    To make a view costs 5 us, a look-up here under 1 us. A view is used only while what it was made for is alive and the tensor
+    lies where it lay; an in-place update of the tensor shows in its view because the memory is shared.
+
+    A view holds on to its tensor's memory, so it is forgotten when the tensor dies. That of a parameter does not, and lives as
+    long as the memory: a weak reference to the parameter would keep torch from exchanging it in `module.to()`
+    (`torch.__future__.set_swap_module_params_on_conversion`). Whoever asks for a view keeps the tensor until he has read it.
     """
 
     def __init__(self) -> None:
@@ -58,8 +63,9 @@ class ArrayViews:
         entry = self._entries.get(id(tensor))
         if (
             entry is not None
-            and entry.ref() is tensor  # an id may be reused after its owner died
+            and entry.ref() is not None  # an id may be reused after its owner died
             and entry.pointer == tensor.data_ptr()
+            and entry.dtype is tensor.dtype
             and entry.shape == tensor.shape
             and entry.stride == tensor.stride()
         ):
@@ -84,37 +90,52 @@ class ArrayViews:
         if tensor.stride() != value.stride():
             return False
         tensor.data = value
-        entry = self._entries.get(id(tensor))
-        if entry is None or entry.ref() is not tensor:
-            self.keep(tensor, array, 0)
-        else:
-            self._entries[id(tensor)] = _Entry(entry.ref, value.data_ptr(), tensor.shape, tensor.stride(), array, 0)
+        self.keep(tensor, array, 0)
         return True
 
     def keep(self, tensor: torch.Tensor, array: jax.Array, uses: int) -> None:
         """Make an array that shows a tensor's memory its view; `uses` says how often it refers to that memory."""
-        key, entries, release = id(tensor), self._entries, self._release  # globals are gone when the interpreter ends
-
-        def forget(ref: weakref.ref) -> None:
-            entry = entries.get(key)
-            if entry is not None and entry.ref is ref:
-                entries.pop(key, None)
-                del entry
-                release()
-
-        ref = weakref.ref(tensor, forget)
+        ref = weakref.ref(_owner(tensor), _Forget(id(tensor), self._entries, self._release))
         with self._lock:
-            entries[key] = _Entry(ref, tensor.data_ptr(), tensor.shape, tensor.stride(), array, uses)
+            self._entries[id(tensor)] = _Entry(ref, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), array, uses)
 
     def _uses_of_view(self, tensor: torch.Tensor) -> int:
         entry = self._entries.get(id(tensor))
-        return entry.uses if entry is not None and entry.ref() is tensor and entry.pointer == tensor.data_ptr() else 0
+        return entry.uses if entry is not None and entry.ref() is not None and entry.pointer == tensor.data_ptr() else 0
 
     def _make(self, tensor: torch.Tensor) -> jax.Array:
         array, shared = _to_array(tensor)
         if shared:
-            self.keep(tensor, array, 1)
+            self.keep(tensor, array, 0 if _is_parameter(tensor) else 1)
         return array
+
+
+class _Forget:
+    """Forgets a view when its owner has died. All that it needs is its own: globals are gone when the interpreter ends."""
+
+    __slots__ = ("entries", "key", "release")
+
+    def __init__(self, key: int, entries: dict[int, _Entry], release: Callable[[], None]) -> None:
+        self.key = key
+        self.entries = entries
+        self.release = release
+
+    @_compat.unentered
+    def __call__(self, ref: weakref.ref) -> None:
+        entry = self.entries.get(self.key)
+        if entry is not None and entry.ref is ref:
+            self.entries.pop(self.key, None)
+            del entry
+            self.release()
+
+
+def _owner(tensor: torch.Tensor) -> torch.Tensor | torch.UntypedStorage:
+    """What a view of a tensor lives as long as."""
+    return tensor.untyped_storage() if _is_parameter(tensor) else tensor
+
+
+def _is_parameter(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, torch.nn.Parameter) and tensor.device.type == "cpu"  # DLPack's arrays hold on to memory
 
 
 def _to_array(tensor: torch.Tensor) -> tuple[jax.Array, bool]:
@@ -135,16 +156,20 @@ def _to_array(tensor: torch.Tensor) -> tuple[jax.Array, bool]:
     shared = source.data_ptr() == tensor.data_ptr() and source.numel() > 0
     if source.device.type != "cpu":
         return jax.dlpack.from_dlpack(_row_major(source)), shared
-    return _compat.array_over(_memory_of(source), device_of(source.device)), shared
+    held = not (shared and _is_parameter(tensor))
+    return _compat.array_over(_memory_of(source, held), device_of(source.device)), shared
 
 
-def _memory_of(tensor: torch.Tensor) -> np.ndarray:
-    """A contiguous tensor's memory. Not `tensor.numpy()`: after it torch refuses to resize the tensor for ever."""
+def _memory_of(tensor: torch.Tensor, held: bool) -> np.ndarray:
+    """A contiguous tensor's memory, which holds on to the tensor or not.
+
+    It is not `tensor.numpy()`, after which torch refuses to resize the tensor for ever.
+    """
     dtype = to_jax_dtype(tensor.dtype)
     if not tensor.numel():
         return np.empty(tensor.shape, dtype)
     memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
-    memory.owner = tensor  # type: ignore[attr-defined]  # the NumPy array keeps `memory`, and that the tensor
+    memory.owner = tensor if held else None  # type: ignore[attr-defined]  # the NumPy array keeps `memory`, and that the tensor
     return np.frombuffer(memory, dtype).reshape(tensor.shape)
 
 

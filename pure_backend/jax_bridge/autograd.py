@@ -16,7 +16,7 @@ from pure_backend.jax_bridge.program import Program
 class _Saved:
     """What a backward needs, freed with the graph as torch's own saved tensors are."""
 
-    __slots__ = ("fresh", "tensors", "versions")
+    __slots__ = ("fresh", "kept", "tensors", "versions")
 
     def __init__(self, tensors: Sequence[Any], fresh: Sequence[Any]) -> None:
         self.tensors = tensors
@@ -106,7 +106,9 @@ def _saved(ctx: Any) -> _Saved:
     if len(tensors) == 1 and (saved := getattr(tensors[0], "pure_backend_saved", None)) is not None:
         return saved
     count = len(tensors) - ctx.program.fresh
-    return _Saved((ctx.key, *tensors[:count]), ctx.program.runtime.enter(tensors[count:]))
+    saved = _Saved((ctx.key, *tensors[:count]), ctx.program.runtime.enter(tensors[count:]))
+    saved.kept = tensors
+    return saved
 
 
 def _reached(program: Program, present: tuple[bool, ...]) -> frozenset[int]:
