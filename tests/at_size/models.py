@@ -57,15 +57,15 @@ def mlp() -> tuple[nn.Module, Callable[[], Batch]]:
 
 
 def convolutions() -> tuple[nn.Module, Callable[[], Batch]]:
-    """A full, a grouped and a pointwise convolution, with batch statistics, on 2 x 14 x 14 pixels."""
+    """Convolutions with batch statistics between them, on 2 x 12 x 12 pixels."""
 
     def layer() -> nn.Module:
-        grouped = nn.Conv2d(WIDTH, WIDTH, 3, padding=1, groups=8, bias=False)
-        return nn.Sequential(grouped, nn.BatchNorm2d(WIDTH), nn.GELU(), nn.Conv2d(WIDTH, WIDTH, 1))
+        return nn.Sequential(nn.Conv2d(WIDTH, WIDTH, 1, bias=False), nn.BatchNorm2d(WIDTH), nn.GELU())
 
     after = nn.Sequential(nn.Flatten(2), _Transposed(), nn.Linear(WIDTH, CLASSES))
-    net = _Layered(nn.Conv2d(3, WIDTH, 5, stride=2, padding=2), [layer(), layer()], after)
-    return net, lambda: {"inputs": torch.randn(2, 3, 28, 28), "labels": torch.randint(CLASSES, (2, 196))}
+    before = nn.Sequential(nn.Conv2d(3, WIDTH, 3, padding=1), nn.GELU(), nn.Conv2d(WIDTH, WIDTH, 3, padding=1))
+    net = _Layered(before, [layer(), layer()], after)
+    return net, lambda: {"inputs": torch.randn(2, 3, 12, 12), "labels": torch.randint(CLASSES, (2, 144))}
 
 
 class _Transposed(nn.Module):

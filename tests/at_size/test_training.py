@@ -19,5 +19,7 @@ def test_ten_steps_in_every_way(make: Make, device: torch.device) -> None:
     wrong = {}
     for way in WAYS:  # in one test, since the ways share programs
         distances = trained(way, model, batches, device).distance(exact)
-        wrong |= {(way, i): (d, a) for i, (d, a) in enumerate(zip(distances, allowed, strict=True)) if d > a}
-    assert not wrong, f"further from f64 than eager in f32, by way and place (losses first): {wrong}"
+        worst = max(d / a for d, a in zip(distances, allowed, strict=True))
+        if worst > 1:
+            wrong[way] = worst
+    assert not wrong, f"further from f64 than eager in f32, by so many times: {wrong}"

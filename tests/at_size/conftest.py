@@ -1,0 +1,12 @@
+"""Eager on one thread: threads of its that wait for each other on a busy machine take longer than all the rest."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
