@@ -95,7 +95,7 @@ class _Operator:
         self.signature = signature
         namespace, self._operator = name.split("::")
         self._library = torch.library.Library(namespace, "FRAGMENT")
-        schema = schema or torch.library.infer_schema(signature.prototype(returns), mutates_args=mutated)
+        schema = schema or signature.schema(returns, mutated)
         self._library.define(f"{self._operator}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
         self._opoverload = getattr(getattr(torch.ops, namespace), self._operator).default
 

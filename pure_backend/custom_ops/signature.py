@@ -84,14 +84,22 @@ class Signature:
         parameters = [p for p in found.parameters.values() if p.name not in bound]
         return cls(op, tuple(_parameter(op, i, p) for i, p in enumerate(parameters)), _returned(op, found.return_annotation))
 
-    def prototype(self, returns: Any) -> Callable[..., Any]:
+    def schema(self, returns: Any, mutated: tuple[str, ...]) -> str:
+        """Torch's schema of an operator with these parameters that returns and writes such things."""
+        inferred = torch.library.infer_schema(self._prototype(returns), mutates_args=mutated)
+        for p in self.parameters:
+            if isinstance(p.default, (tuple, list)):
+                inferred = inferred.replace(f'{p.name}="{_spelled(p.default)}"', f"{p.name}={_spelled(p.default)}")
+        return inferred
+
+    def _prototype(self, returns: Any) -> Callable[..., Any]:
         """A function with torch's annotations, for `torch.library.infer_schema`."""
 
         def function(*args: Any, **kwargs: Any) -> Any: ...
 
         keyword, plain = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
         parameters = [
-            inspect.Parameter(p.name, keyword if p.keyword else plain, default=p.default, annotation=p.annotation)
+            inspect.Parameter(p.name, keyword if p.keyword else plain, default=_spelled(p.default), annotation=p.annotation)
             for p in self.parameters
         ]
         function.__signature__ = inspect.Signature(parameters, return_annotation=returns)  # type: ignore[attr-defined]
@@ -172,6 +180,11 @@ class Signature:
         return [p.name for p in self.parameters if p.kind != _STATIC]
 
 
+def _spelled(default: Any) -> Any:
+    """A default as `infer_schema` takes it: lists, which it does not know, as the text that schemas have for them."""
+    return str(list(default)) if isinstance(default, (tuple, list)) else default
+
+
 def _flattened(parameter: Parameter, value: Any, tensors: list[torch.Tensor]) -> Any:
     if parameter.kind == _STATIC:
         if isinstance(value, int) and isinstance(parameter.default, torch.dtype):
@@ -202,6 +215,8 @@ def _parameter(op: str, index: int, parameter: inspect.Parameter) -> Parameter:
     keyword = parameter.kind is parameter.KEYWORD_ONLY
     if keyword and kind != _STATIC:
         raise TypeError(f"{where} is an array that is given by keyword only, for which torch keeps no gradient: drop the '*'")
+    if kind == _ARRAYS and parameter.default is not parameter.empty:
+        raise TypeError(f"{where} is a list of arrays with a default, for which torch has no schema: drop the default")
     return Parameter(parameter.name, kind, annotation, _torch_default(annotation, parameter.default), keyword, to_jax)
 
 

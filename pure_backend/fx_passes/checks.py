@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 _MOST_ELEMENTS = 1 << 22
 _MOST_GROWTH = 64
 _SIZES = frozenset({"size", "normalized_shape", "input_size", "self_size"})
+_UNCHECKED = ("aten::mkldnn_", "aten::_mkldnn_")  # trust their callers: other sizes end the process
 _passed: dict[Any, None] = {}
 _KEPT = 4096
 
@@ -59,7 +60,9 @@ class _Call:
     @classmethod
     def of(cls, func: Any, args: tuple, kwargs: dict) -> _Call | None:
         """The call, or None if it cannot be repeated."""
-        if func.namespace != "aten" or _is_view(func) or _counts_a_mask(func, args) or torch._C._functorch.maybe_current_level() is not None:
+        if func.namespace != "aten" or func._schema.name.startswith(_UNCHECKED):
+            return None
+        if _is_view(func) or _counts_a_mask(func, args) or torch._C._functorch.maybe_current_level() is not None:
             return None
         leaves, spec = pytree.tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]

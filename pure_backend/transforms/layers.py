@@ -28,15 +28,17 @@ def scan_layers(layers: Sequence[nn.Module], x: Any, *extra: Any, checkpoint: bo
         checkpoint: Keep only what goes from layer to layer for the backward, and compute each layer again in it.
 
     Returns:
-        What the last layer returns. Buffers that the layers write (running statistics) are written back to each.
-        Inside `torch.compile` the layers are called one after the other, as part of the graph: the backend finds that they are
-        equal, traces one, and makes a loop of them with `options={"repeats": "scan"}`. There they may differ.
+        What the last layer returns, or `x` where there is none. Buffers that the layers write (running statistics) are
+        written back to each. Inside `torch.compile` the layers are called one after the other, as part of the graph: the
+        backend finds that they are equal, traces one, and makes a loop of them with `options={"repeats": "scan"}`. There they
+        may differ.
 
     Raises:
-        ValueError: There are no layers, or two of them differ in more than the values of parameters and buffers; the message
-            has the first difference.
+        ValueError: Two layers differ in more than the values of parameters and buffers; the message has the first difference.
     """
     layers = list(layers)
+    if not layers:
+        return x
     if torch.compiler.is_compiling():
         return _one_by_one(layers, x, extra, checkpoint)
     _check_equal(layers)
@@ -100,8 +102,6 @@ def _graph(
 
 
 def _check_equal(layers: list[nn.Module]) -> None:
-    if not layers:
-        raise ValueError("scan_layers: there are no layers")
     first = _described(layers[0])
     for i, layer in enumerate(layers[1:], 1):
         other = _described(layer)

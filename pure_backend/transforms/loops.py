@@ -38,7 +38,8 @@ def scan(
     Args:
         fn: The body. It may read tensors and modules from outside, write to its own tensors, and draw random numbers, other
             ones at each step. Its carry keeps shapes and dtypes.
-        init: The first carry: a pytree of tensors and numbers.
+        init: The first carry: a pytree of tensors, numbers and None. A number gets the dtype and device that it would get in
+            the loop written out.
         xs: A pytree of tensors of one leading size, or None with `length`.
         length: How many steps, if `xs` does not say.
         reverse: From the last element to the first; the ys stand in the order of `xs`.
@@ -56,34 +57,37 @@ def scan(
     steps = _length(xs, length)
     if unroll < 1:
         raise ValueError(f"scan: unroll must be at least 1, got {unroll}")
-    init, unroll = _tensors(init), min(unroll, steps)
+    first = _map(lambda t: t[0], xs)
+    init, unroll = _started(init, lambda carry: fn(carry, first)[0], like=(init, xs)), min(unroll, steps)
     if torch.compiler.is_compiling():
         return _scan(fn, init, xs, steps, reverse, unroll, checkpoint)
     try:
         return captured_for(fn)(_scan, fn, init, xs, steps, reverse, unroll, checkpoint)
     except TorchDynamoException:
-        first = _map(lambda t: t[0], xs)
         _check_carry("scan", init, lambda carry: fn(carry, first)[0])  # refused: nothing may have moved
         raise
 
 
 def _scan(fn: Callable, init: Any, xs: Any, steps: int, reverse: bool, unroll: int, checkpoint: bool) -> tuple[Any, Any]:
     unroll = unroll if steps % unroll == 0 else 1
-    index = torch.arange(steps, device=_device(init))  # so that there is something to step over without xs
+    index = torch.arange(steps, device=_device((init, xs)))  # so that there is something to step over without xs
+    carried = [_hidden(init)] if _has_tensors(init) else [_hidden(init), index[0]]  # torch's scan wants a carry
     leaves, spec = pytree.tree_flatten(xs)
     parts = [t.reshape(steps // unroll, unroll, *t.shape[1:]) for t in (index, *leaves) if t is not None]
 
     def step(carry: Any, part: list[torch.Tensor]) -> tuple[Any, Any]:
         remaining = iter(part[1:])
         x = pytree.tree_unflatten([None if leaf is None else next(remaining) for leaf in leaves], spec)
-        carry = pytree.tree_map(lambda t: t.clone(), carry)  # so that a body may write to it
-        new, y = _checkpoint(fn, carry, x, use_reentrant=False) if checkpoint else fn(carry, x)
-        return pytree.tree_map(lambda t: t.clone(), _tensors(new, like=carry)), _tensors(y, like=carry)
+        own, *rest = pytree.tree_map(lambda t: t.clone(), carry)  # so that a body may write to it
+        own = _shown(own)
+        new, y = _checkpoint(fn, own, x, use_reentrant=False) if checkpoint else fn(own, x)
+        new, y = _hidden(_tensors(new, like=part)), _hidden(_tensors(y, like=part))
+        return pytree.tree_map(lambda t: t.clone(), [new, *rest]), y
 
-    carry_dtypes, ys_dtypes = _dtypes(init), None
+    carry_dtypes, ys_dtypes = _dtypes(carried), None
     if not SCAN_TAKES_INTEGERS:
         with torch.no_grad():  # nothing of it is computed, since nobody reads it
-            ys_dtypes = _dtypes(step(init, [t[0, 0] for t in parts])[1])
+            ys_dtypes = _dtypes(step(carried, [t[0, 0] for t in parts])[1])
 
     def turn(carry: Any, part: list[torch.Tensor]) -> tuple[Any, Any]:
         carry, ys = _as_dtypes(carry, carry_dtypes), []
@@ -95,9 +99,9 @@ def _scan(fn: Callable, init: Any, xs: Any, steps: int, reverse: bool, unroll: i
         stacked = pytree.tree_map(lambda *values: torch.stack(values), *ys)
         return _as_floats(carry), _as_floats(stacked)
 
-    carry, ys = _torch_scan(turn, _as_floats(init), parts, reverse=reverse)
-    ys = _as_dtypes(ys, ys_dtypes)
-    return _as_dtypes(carry, carry_dtypes), pytree.tree_map(lambda t: t.reshape(steps, *t.shape[2:]), ys)
+    carried, ys = _torch_scan(turn, _as_floats(carried), parts, reverse=reverse)
+    ys = pytree.tree_map(lambda t: t.reshape(steps, *t.shape[2:]), _as_dtypes(ys, ys_dtypes))
+    return _shown(_as_dtypes(carried, carry_dtypes)[0]), _shown(ys)
 
 
 # Integers pass the border of torch's scan as floats of the same bits where it takes none beside gradients.
@@ -144,8 +148,8 @@ def while_loop(cond: Callable[..., Any], body: Callable[..., Any], carried: Any)
         TypeError: `body` returns other shapes or dtypes than it is given; the message names the value.
         RuntimeError: A carried tensor requires a gradient.
     """
-    carried = tuple(_tensors(tuple(carried)))
-    if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in pytree.tree_leaves(carried)):
+    carried = _started(tuple(carried), lambda values: _as_tuple(body(*values)), like=carried)
+    if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in _leaves(carried)):
         raise RuntimeError(
             "while_loop has no gradient, since the number of its turns is not known: detach what is carried, or use scan or "
             "fori_loop with bounds that are Python ints"
@@ -161,15 +165,14 @@ def while_loop(cond: Callable[..., Any], body: Callable[..., Any], carried: Any)
 
 def _while_loop(cond: Callable, body: Callable, carried: tuple) -> tuple:
     def condition(*values: Any) -> Any:
-        return cond(*values).reshape(())
+        return cond(*_shown(values)).reshape(())
 
     def turn(*values: Any) -> tuple:
-        values = tuple(value.clone() for value in values)
-        new = body(*values)
-        return tuple(value.clone() for value in _tensors(_as_tuple(new), like=values))
+        new = body(*_shown(_clones(values)))
+        return _clones(_hidden(_tensors(_as_tuple(new), like=values)))
 
-    last: Any = _torch_while_loop(condition, turn, carried)
-    return last
+    last: Any = _torch_while_loop(condition, turn, _hidden(carried))
+    return _shown(last)
 
 
 def fori_loop(lower: Any, upper: Any, body: Callable[[Any, Any], Any], init: Any) -> Any:
@@ -184,13 +187,14 @@ def fori_loop(lower: Any, upper: Any, body: Callable[[Any, Any], Any], init: Any
     Returns:
         The last value. With bounds that are Python ints gradients flow, as through `scan`.
     """
+    if isinstance(lower, int) and isinstance(upper, int) and upper <= lower:
+        return _tensors(init)
+    init = _started(init, lambda value: body(torch.zeros((), dtype=torch.int64), value), like=(init, lower, upper))
     if isinstance(lower, int) and isinstance(upper, int):
-        if upper <= lower:
-            return _tensors(init)
         if torch.compiler.is_compiling():
-            return _counted(lower, upper, body, _tensors(init))
-        return captured_for(body)(_counted, lower, upper, body, _tensors(init))
-    leaves, spec = pytree.tree_flatten(_tensors(init))
+            return _counted(lower, upper, body, init)
+        return captured_for(body)(_counted, lower, upper, body, init)
+    leaves, spec = pytree.tree_flatten(init)
     bounds = [_tensors(bound, like=leaves).to(torch.int64).reshape(()) for bound in (lower, upper)]
 
     def turn(i: Any, end: Any, *values: Any) -> tuple:
@@ -230,7 +234,66 @@ def _map(fn: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
 def _tensors(tree: Any, like: Any = None) -> Any:
     """The tree with its numbers as tensors."""
     device = _device(tree if like is None else like)
-    return pytree.tree_map(lambda leaf: leaf if isinstance(leaf, torch.Tensor) else torch.tensor(leaf, device=device), tree)
+    return _map(lambda leaf: leaf if isinstance(leaf, torch.Tensor) else torch.tensor(leaf, device=device), tree)
+
+
+def _leaves(tree: Any) -> list[Any]:
+    """The leaves that are not None."""
+    return [leaf for leaf in pytree.tree_leaves(tree) if leaf is not None]
+
+
+def _has_tensors(tree: Any) -> bool:
+    return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(tree))
+
+
+def _clones(tree: Any) -> Any:
+    return pytree.tree_map(lambda t: t.clone(), tree)
+
+
+_NONE = "pure_backend: None"  # torch's pytrees count None as a leaf; through torch's loops it goes as a dict without leaves
+
+
+def _hidden(tree: Any) -> Any:
+    return pytree.tree_map(lambda leaf: {_NONE: ()} if leaf is None else leaf, tree)
+
+
+def _shown(tree: Any) -> Any:
+    return pytree.tree_map(lambda leaf: None if _is_none(leaf) else leaf, tree, is_leaf=_is_none)
+
+
+def _is_none(node: Any) -> bool:
+    return isinstance(node, dict) and _NONE in node
+
+
+def _started(init: Any, step: Callable[[Any], Any], like: Any) -> Any:
+    """The first carry with its numbers as tensors of the dtype and device of what a step makes of them."""
+    plain = _tensors(init, like=like)
+    leaves, spec = pytree.tree_flatten(init)
+    if all(leaf is None or isinstance(leaf, torch.Tensor) for leaf in leaves):
+        return plain
+    made, new_spec = pytree.tree_flatten(_one_step(step, init, plain))
+    if spec != new_spec:
+        return plain  # the loop says how they differ
+    return pytree.tree_unflatten([_as_made(*pair) for pair in zip(leaves, made, pytree.tree_leaves(plain), strict=True)], spec)
+
+
+def _one_step(step: Callable[[Any], Any], init: Any, plain: Any) -> Any:
+    """What a step makes of the first carry; nothing is computed."""
+    with torch.no_grad():
+        if torch.compiler.is_compiling():
+            return step(plain)
+        mode = FakeTensorMode()
+        with mode, _OnFakes(mode):
+            try:
+                return step(init)
+            except (TypeError, AttributeError):  # the body takes the number for a tensor
+                return step(plain)
+
+
+def _as_made(given: Any, made: Any, plain: Any) -> Any:
+    if given is None or isinstance(given, torch.Tensor) or not isinstance(made, torch.Tensor):
+        return plain
+    return torch.tensor(given, dtype=made.dtype, device=made.device)
 
 
 def _device(tree: Any) -> torch.device:
@@ -257,7 +320,7 @@ def _check_carry(name: str, carry: Any, step: Callable[[Any], Any]) -> None:
     mode = FakeTensorMode()
     try:
         with torch.no_grad(), mode, _OnFakes(mode):
-            returned = step(pytree.tree_map(mode.from_tensor, carry))
+            returned = step(_map(mode.from_tensor, carry))
     except RuntimeError:  # a step that reads values; what Dynamo said is the better message then
         return
     before, spec = pytree.tree_flatten(carry)
@@ -265,7 +328,9 @@ def _check_carry(name: str, carry: Any, step: Callable[[Any], Any]) -> None:
     if spec != new_spec:
         raise TypeError(f"{name}: the body was given a carry of structure {spec} and returned {new_spec}")
     for i, (a, b) in enumerate(zip(before, after, strict=True)):
-        if a.shape != b.shape or a.dtype != b.dtype:
+        if (a is None) != (b is None):
+            raise TypeError(f"{name}: carry {i} was {a if a is None else describe_value(a)} and came back as {b}")
+        if a is not None and (a.shape, a.dtype) != (b.shape, b.dtype):
             raise TypeError(
                 f"{name}: carry {i} was {describe_value(a)} and came back as {describe_value(b)}; cast or reshape it"
             )
