@@ -142,5 +142,5 @@ def test_a_list_of_arrays_with_a_default_is_refused():
     def summed(x: jax.Array, others: list[jax.Array] = ()) -> jax.Array:  # type: ignore[assignment]
         return sum(others, x)
 
-    with pytest.raises(TypeError, match="'others'.*is a list of arrays with a default"):
+    with pytest.raises(TypeError, match=r"'others'.*is a list of arrays with a default"):
         jax_op("faults_interfaces::summed", summed)

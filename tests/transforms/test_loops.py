@@ -333,5 +333,3 @@ def test_unequal_layers():
         scan_layers([Layer(), Layer(eps=0.1)], x, mask)
     with pytest.raises(ValueError, match="layers 0 and 2 differ in class"):
         scan_layers([nn.Linear(4, 4), nn.Linear(4, 4), Layer()], x)
-    with pytest.raises(ValueError, match="there are no layers"):
-        scan_layers([], x)
