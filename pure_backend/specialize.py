@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from pure_backend import _compat
 from pure_backend.fx_passes.border import Border
+from pure_backend.fx_passes.checks import trust
 from pure_backend.fx_passes.functional import Alias, Constant, Functional, Value, WriteBack
 from pure_backend.fx_passes.inputs import argument_name
 from pure_backend.fx_passes.normalize import Normalized
@@ -152,14 +153,14 @@ class EagerPlan:
 
 
 class Trial:
-    """A call of which a node raised on fake tensors: eager decides whether it was the user's mistake.
+    """A call of which a node raised on fake tensors, or seems to be refused by eager: eager decides.
 
     It runs in eager. If that raises, it is what the user has to see, and nothing is kept; if not, `accept` is called.
     """
 
     write_backs = ()
 
-    def __init__(self, gm: fx.GraphModule, accept: Callable[[], None]) -> None:
+    def __init__(self, gm: fx.GraphModule, accept: Callable[[], Any]) -> None:
         self.run = EagerStage(gm)
         self.accept = accept
 
@@ -317,6 +318,8 @@ class Specializations:
             return self.make(args)
         except Exception as error:
             refusal = graph_failure(error)
+            if suspected := [impurity.detail for impurity in refusal.impurities if impurity.kind == "suspected"]:
+                return Trial(self.normalized.gm, lambda: list(map(trust, suspected)))
             if self.options.on_impure == "error":
                 raise refusal from error
             return self.in_eager(refusal.impurities)

@@ -21,11 +21,21 @@ _MOST_GROWTH = 64
 _SIZES = frozenset({"size", "normalized_shape", "input_size", "self_size"})
 _UNCHECKED = ("aten::mkldnn_", "aten::_mkldnn_")  # trust their callers: other sizes end the process
 _passed: dict[Any, None] = {}
+_suspected: dict[str, Any] = {}
 _KEPT = 4096
 
 
+class Suspected(Exception):
+    """An operator would probably raise in eager; the message says what."""
+
+
+def trust(text: str) -> None:
+    """Eager did not raise what was suspected: do not suspect such calls again."""
+    _passed[_suspected.pop(text, None)] = None
+
+
 class Checked(TorchDispatchMode):
-    """Raises eager's own error where an operator on fake CPU tensors would raise in eager whatever the values are."""
+    """Raises `Suspected` where an operator on fake CPU tensors would raise in eager whatever the values are."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
@@ -85,7 +95,9 @@ class _Call:
             return
         error = self.error(_tiny)
         if error is not None and self.raises_at_any_size(error):
-            raise error
+            text = f"{self.func}: {error!r}"
+            _suspected[text] = key
+            raise Suspected(text) from error
         _passed[key] = None
         while len(_passed) > _KEPT:
             _passed.pop(next(iter(_passed)), None)

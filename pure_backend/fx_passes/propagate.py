@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from pure_backend.errors import UnsupportedOperatorError
 from pure_backend.fx_passes import higher_order
-from pure_backend.fx_passes.checks import Checked
+from pure_backend.fx_passes.checks import Checked, Suspected
 from pure_backend.fx_passes.effects import Lowerable, impurity, runs_on_fakes
 from pure_backend.fx_passes.functorch import propagate_region
 from pure_backend.fx_passes.scopes import name_scopes
@@ -183,6 +183,8 @@ def _raised_on_fakes(node: fx.Node, error: Exception) -> Impurity:
     """Why a node is impure that raised: it reads values, or eager may raise as well."""
     if "its data is not allocated yet" in str(error):  # how torch says that C++ read a fake tensor (tensor_split)
         return Impurity.of(node, "host read", "its result depends on the values of its inputs")
+    if isinstance(error, Suspected):
+        return Impurity.of(node, "suspected", str(error))
     text = fault_text(error) if isinstance(node.target, (torch._ops.HigherOrderOperator, Region)) else f"{error!r}"
     return Impurity.of(node, "raises", text)
 

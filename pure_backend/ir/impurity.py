@@ -19,6 +19,7 @@ ADVICE = {
     "custom op": "give the operator a JAX implementation (pure_backend.jax_op)",
     "fault": "please report it; with the error mended it runs in the program",
     "raises": "if eager raises too, mend the call; else please report it",
+    "suspected": "eager decides; if it does not raise, the node is compiled",
     "opt-out": "drop pure_backend.impure(...) from the function",
 }
 """The kinds of impurity, and what a user can do about each."""

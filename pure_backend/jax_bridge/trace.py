@@ -216,7 +216,7 @@ class Walker:
         table = _compat.aten_table()
         known = table.get(op) or table.get(op.overloadpacket)
         if known is not None:
-            return jax.tree.leaves(known(*args[0], **args[1]))
+            return jax.tree.leaves(known(*_arrays_for(op, args[0]), **args[1]))
         further = torch_decomposition(op) or (op if op._can_decompose() else None)
         if further is None:
             raise UnsupportedOperatorError(f"no JAX lowering for {describe_node(node)}")
@@ -235,6 +235,13 @@ class Walker:
         if isinstance(expected, (tuple, list)):
             return tuple(self.conform(node, r, e) for r, e in zip(result, expected, strict=True))
         return result
+
+
+def _arrays_for(op: torch._ops.OpOverload, args: tuple) -> tuple:
+    """Arguments with 0-d arrays for the numbers in the place of tensors (`aten.special_hermite_polynomial_h.n_scalar`)."""
+    if op._overloadname not in ("n_scalar", "x_scalar"):
+        return args
+    return tuple(jnp.asarray(arg, jnp.float32) if isinstance(arg, (int, float)) else arg for arg in args)
 
 
 class _Opaque:

@@ -7,6 +7,7 @@ from oracle import agree, both_raise, compiled
 from torch import nn
 
 import pure_backend
+from pure_backend.fx_passes import checks
 
 ones = torch.ones
 LONG, DOUBLE, BF16, BYTE = torch.int64, torch.float64, torch.bfloat16, torch.int8
@@ -108,3 +109,13 @@ ALLOWED = {
 @pytest.mark.parametrize("name", ALLOWED)
 def test_what_eager_allows_stays_in_one_program(name):
     agree(*ALLOWED[name], pure=True, options={"on_impure": "error"})
+
+
+def test_a_false_suspicion_is_dropped(monkeypatch):
+    """What only values decide: eager runs once, and then the call is compiled like any other."""
+    monkeypatch.setattr(checks, "_passed", {})
+    f = compiled(lambda x, r: (x.repeat_interleave(r, output_size=5) * 2).sin(), options={"on_impure": "error"})
+    args = torch.arange(3.0), torch.tensor([2, 0, 3])
+    for calls in (0, 1):
+        torch.testing.assert_close(f(*args), (args[0].repeat_interleave(args[1]) * 2).sin())
+        assert pure_backend.statistics().calls == calls

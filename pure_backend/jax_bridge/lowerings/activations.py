@@ -57,7 +57,7 @@ def leaky_relu(x, negative_slope=0.01, inplace=False):
 
 
 @_activation("F.elu", "aten::elu")
-def elu(x, alpha=1.0, inplace=False, *, scale=1.0, input_scale=1.0):
+def elu(x, alpha=1.0, inplace=False, input_scale=1.0, *, scale=1.0):
     if not isinstance(inplace, bool):  # aten.elu(x, alpha, scale, input_scale)
         scale = inplace
     return scale * jnp.where(x > 0, x, alpha * jnp.expm1(jnp.where(x > 0, 0, x) * input_scale))

@@ -158,7 +158,9 @@ def adaptive_avg_pool(site: Site, x, output_size):
     n = _pooled_dims(site, output_size)
     for dim in range(x.ndim - n, x.ndim):
         size, out = x.shape[dim], site.out.shape[dim]
-        if out == 1:
+        if out == 0:
+            x = lax.slice_in_dim(x, 0, 0, axis=dim)
+        elif out == 1:
             x = jnp.mean(x, dim, keepdims=True)
         elif size % out == 0:
             x = x.reshape(*x.shape[:dim], out, size // out, *x.shape[dim + 1 :]).mean(dim + 1)

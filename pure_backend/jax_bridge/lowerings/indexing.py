@@ -7,8 +7,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from pure_backend.jax_bridge.lowerings import places
-from pure_backend.jax_bridge.lowerings.registry import Site, lowers, updates
+from pure_backend.jax_bridge.lowerings.registry import Site, lowers, unsupported, updates
 from pure_backend.jax_bridge.lowerings.values import as_array, keep_gradient_of
+
+
+@lowers("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
+def embedding_bag_kernel(site: Site, *args, **kwargs):
+    """What EmbeddingBag with `max_norm` or `scale_grad_by_freq` comes down to."""
+    raise unsupported(site, "EmbeddingBag with max_norm or scale_grad_by_freq has no JAX lowering")
 
 
 @lowers("put")
@@ -181,7 +187,7 @@ def scatter(site: Site, x, dim, index, src=None, *, value=None, reduce=None):
 @lowers("scatter_add")
 def scatter_add(site: Site, x, dim, index, src):
     """Sums at indices."""
-    return scattered(x, dim, index, src.astype(x.dtype), "add")
+    return scattered(x, dim, index, src.astype(x.dtype), _adding(x))
 
 
 @lowers("index_add")
@@ -190,7 +196,12 @@ def index_add(site: Site, x, dim, index, source, *, alpha=1):
     source = source.astype(x.dtype)
     if x.ndim == 0:
         return x + alpha * jnp.sum(source)
-    return places.write(x, _along(x, dim, index), source if alpha == 1 else source * alpha, "add")
+    return places.write(x, _along(x, dim, index), source if alpha == 1 else source * alpha, _adding(x))
+
+
+def _adding(x) -> str:
+    """How sums are made at indices; a sum of bools is "or"."""
+    return "max" if x.dtype == jnp.bool_ else "add"
 
 
 @lowers("index_copy")

@@ -46,7 +46,9 @@ def addmm(site: Site, bias, x, y, *, beta=1, alpha=1):
     product = product if is_number(alpha, 1) else product * as_array(alpha, site.dtype)
     if is_number(beta, 0):
         return product
-    bias = jnp.broadcast_to(bias.astype(site.dtype), product.shape)
+    bias = bias.astype(site.dtype)
+    if product.shape != tuple(site.out.shape):  # torch leaves the bias as it is beside a product of nothing
+        product = jnp.zeros(tuple(site.out.shape), site.dtype)
     return product + (bias if is_number(beta, 1) else bias * as_array(beta, site.dtype))
 
 

@@ -17,6 +17,9 @@ from pure_backend.jax_bridge.lowerings.values import as_array
 @lowers("scatter_reduce", "aten::scatter_reduce.two")
 def scatter_reduce(site: Site, x, dim, index, src, reduce, *, include_self=True):
     """`src` combined into `x` at `index` along `dim`."""
+    if x.dtype == jnp.bool_:
+        x, src = x.astype(jnp.int32), src.astype(jnp.int32)
+        return scatter_reduce(site, x, dim, index, src, reduce, include_self=include_self) != 0
     x = x.reshape(1) if x.ndim == 0 else x
     index, src = (a.reshape(1) if a.ndim == 0 else a for a in (index, src))
     src = src[tuple(slice(0, n) for n in index.shape)].astype(x.dtype)

@@ -217,6 +217,8 @@ def unfold(site: Site, x, dimension, size, step):
     if x.ndim == 0:
         return jnp.broadcast_to(x, tuple(site.out.shape))
     dim = dimension % x.ndim
+    if 0 in site.out.shape:
+        return jnp.zeros(tuple(site.out.shape), x.dtype)
     starts = jnp.arange(site.out.shape[dim]) * step
     windows = jnp.take(x, starts[:, None] + jnp.arange(size), axis=dim)
     return jnp.moveaxis(windows, dim + 1, -1)

@@ -76,6 +76,8 @@ def angle(x: jax.Array) -> jax.Array:
 
 def sgn(x: jax.Array) -> jax.Array:
     """The sign; of complex numbers the direction, which has a gradient. The sign of NaN is 0, as in torch."""
+    if x.dtype == jnp.bool_:
+        return x
     if not jnp.iscomplexobj(x):
         return jnp.where(jnp.isnan(x), 0, jnp.sign(x))
     zero = x == 0
