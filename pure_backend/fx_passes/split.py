@@ -39,7 +39,7 @@ def split(gm: fx.GraphModule, count: int, carries: Sequence[bool], owners: Seque
     """
     placeholders = gm.graph.find_nodes(op="placeholder", sort=True)
     constants = gm.graph.find_nodes(op="get_attr", sort=True)
-    leaves = gm.graph.output_node().args[0]
+    leaves: Any = gm.graph.output_node().args[0]
     results, grads = leaves[: len(carries)], leaves[len(carries) :]
     first = _forward_nodes(gm, results)
     given = {*placeholders[:count], *constants, *first}
