@@ -34,7 +34,6 @@ LOWERED = {
     "addmm of nothing": (lambda b, x, y: torch.addmm(b, x, y, beta=2), (torch.ones(3), torch.zeros(2, 0), torch.zeros(0, 3))),
     "adaptive_avg_pool2d to nothing": (lambda x: F.adaptive_avg_pool2d(x, 0), (torch.ones(1, 2, 4, 4),)),
     "adaptive_avg_pool2d to rows of nothing": (lambda x: F.adaptive_avg_pool2d(x, (2, 0)), (torch.ones(1, 2, 4, 4),)),
-    "hann_window": (lambda x: x * torch.hann_window(5) + torch.hann_window(5, periodic=False), (torch.ones(5),)),
     "repeat_interleave": (lambda x, r: x.repeat_interleave(r, output_size=5), (torch.arange(3.0), t([2, 0, 3]))),
     "tensordot with one element": (
         lambda x, y: torch.tensordot(x, y, dims=[[0, 1], [2, 0]]),
@@ -66,6 +65,7 @@ LEFT = {
         lambda i, w: torch.ops.aten._embedding_bag(w, i.reshape(-1), torch.arange(0, 4, 2))[0],
         (IDS, WEIGHT),
     ),
+    "hann_window": (lambda x: x * torch.hann_window(5) + torch.hann_window(5, periodic=False), (torch.ones(5),)),
     "a write through expanded memory": (written_through_expanded, (torch.zeros(3),)),
 }
 

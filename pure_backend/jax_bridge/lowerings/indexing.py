@@ -107,7 +107,7 @@ def embedding_bag(
 ):
     """Sums, means or maxima of bags of rows; bags are the rows of 2-D ids, or begin at the offsets in 1-D ids."""
     if max_norm is not None or scale_grad_by_freq:
-        return NotImplemented
+        raise unsupported(site, "EmbeddingBag with max_norm or scale_grad_by_freq has no JAX lowering")
     bags = site.out.shape[0]
     if ids.ndim == 2:
         bag = jnp.repeat(jnp.arange(ids.shape[0]), ids.shape[1], total_repeat_length=ids.size)

@@ -60,7 +60,7 @@ def native_multi_head_attention(
         query, key, value, num_head, qkv_weight, qkv_bias, proj_weight, proj_bias, _blocked(mask, mask_type)
     )
     if not need_weights:
-        return out, jnp.zeros(tuple(site.out[1].shape), out.dtype)
+        return out, None if site.out[1] is None else jnp.zeros(tuple(site.out[1].shape), out.dtype)
     return out, weights.mean(1) if average_attn_weights else weights
 
 
