@@ -190,6 +190,21 @@ def tensor_check(tensors: list[torch.Tensor]) -> Callable[..., bool]:
     return TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
 
 
+def jax_settings() -> tuple[Any, ...]:
+    """All of JAX's settings, of this process and thread, that a trace depends on: what `jax.jit` keeps its own traces by.
+
+    Without the names of axes, which are those of a transformation that is under way and no setting.
+    """
+    return (jax().config.jax_default_prng_impl, *_trace_context()()[:-1])
+
+
+@functools.cache
+def _trace_context() -> Callable[[], tuple[Any, ...]]:
+    from jax._src import config
+
+    return config.trace_context
+
+
 def xla_client() -> Any:
     """jaxlib's bindings of XLA's client."""
     from jax._src.lib import xla_client as module

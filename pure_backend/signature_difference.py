@@ -10,7 +10,7 @@ import torch
 from pure_backend.ir.describe import DTYPES
 from pure_backend.signature import MODES
 
-_TENSOR = ("shape", "stride", "dtype", "requires_grad", "device")
+_TENSOR = ("shape", "stride", "dtype", "requires_grad", "device", "kind")
 _SHOWN = 3
 
 

@@ -22,6 +22,7 @@ from pure_backend.fx_passes.stacks import Source, hoist_stacks
 from pure_backend.ir.donors import check_valid, donors, give_away
 from pure_backend.ir.facts import facts
 from pure_backend.ir.failures import graph_failure
+from pure_backend.ir.geometry import ANYWHERE
 from pure_backend.ir.impurity import Impurity
 from pure_backend.ir.modes import save_an_empty_tensor, saved_tensors_unseen
 from pure_backend.ir.wrapper import spread
@@ -31,7 +32,7 @@ from pure_backend.jax_bridge.compile import compile_graph
 from pure_backend.jax_bridge.program import Program
 from pure_backend.jax_bridge.rng import NO_KEY, draw_key
 from pure_backend.options import Options
-from pure_backend.signature import Guard, WrapperGuard, guard_of, has_strides, overlaps, signature
+from pure_backend.signature import Guard, WrapperGuard, guard_of, has_strides, overlapping, signature
 from pure_backend.signature_difference import signature_difference
 from pure_backend.staged import EagerStage, Staged
 
@@ -58,8 +59,10 @@ class Plan:
         self.renewed = frozenset(place for place, i in enumerate(positions) if i in written)  # valid: they get a new value
         self.positions = tuple(i if isinstance(i, int) else i[0] for i in positions)
         self.stacks = tuple((place, i) for place, i in enumerate(positions) if not isinstance(i, int))
-        self.storages = tuple((positions.index(i), extent) for i, extent in functional.storage_inputs.items())
+        self.storages = tuple((positions.index(i), *extent) for i, extent in functional.storage_inputs.items())
         self.write_backs = functional.write_backs
+        self.placed = functional.placed
+        self.before = {i: before for i, (before, _) in functional.storage_inputs.items()}
         plain = [w for w in self.write_backs if not w.recorded and not w.storage]
         self.written_together = tuple(w.input for w in plain), tuple(w.index for w in plain)
         self.written_apart = tuple(w for w in self.write_backs if w.recorded or w.storage)
@@ -106,7 +109,14 @@ class Plan:
             with torch.no_grad():  # one call for all: 2 us each instead of 5
                 torch._foreach_copy_([args[i] for i in inputs], [results[i] for i in indices])
         for write_back in self.written_apart:
-            _write_back(write_back, args[write_back.input], results[write_back.index])
+            self.write_apart(write_back, args[write_back.input], results[write_back.index])
+
+    def write_apart(self, write_back: WriteBack, target: torch.Tensor, value: torch.Tensor) -> None:
+        """Write one new value where autograd records it, or into a part of a storage."""
+        with torch.set_grad_enabled(write_back.recorded):
+            if write_back.storage:
+                target = _storage_of(target, self.before[write_back.input], value.numel())
+            target.copy_(value)
 
     def gather(self, args: Sequence[Any]) -> list[torch.Tensor]:
         """The program's inputs: the key, then the tensors."""
@@ -115,8 +125,8 @@ class Plan:
             with torch.set_grad_enabled(bool(self.program.inputs)):
                 for place, members in self.stacks:
                     tensors[place] = torch.stack([args[i] for i in members])
-        for place, extent in self.storages:
-            tensors[place] = _storage_of(tensors[place], extent)
+        for place, before, extent in self.storages:
+            tensors[place] = _storage_of(tensors[place], before, extent)
         for place in self.moved:  # CPU scalars beside tensors on an accelerator
             tensors[place] = tensors[place].to(self.device)
         return [draw_key(self.device) if self.key is None else self.key, *tensors]
@@ -141,6 +151,7 @@ class EagerPlan:
     """A call that runs in eager torch, for a reason that was logged."""
 
     write_backs = ()
+    placed = ANYWHERE
 
     def __init__(self, gm: fx.GraphModule, reason: str) -> None:
         self.run = EagerStage(gm)
@@ -159,6 +170,7 @@ class Trial:
     """
 
     write_backs = ()
+    placed = ANYWHERE
 
     def __init__(self, gm: fx.GraphModule, accept: Callable[[], Any]) -> None:
         self.run = EagerStage(gm)
@@ -189,18 +201,9 @@ def _named(device: torch.device) -> torch.device:
     return device if device.index is not None or device.type == "cpu" else torch.empty(0, device=device).device
 
 
-def _write_back(write_back: WriteBack, target: torch.Tensor, value: torch.Tensor) -> None:
-    if write_back.recorded:
-        with torch.enable_grad():
-            target.copy_(value)
-        return
-    with torch.no_grad():
-        _storage_of(target, value.numel()).copy_(value)
-
-
-def _storage_of(tensor: torch.Tensor, extent: int) -> torch.Tensor:
-    """The first `extent` elements of the storage that a tensor lies in, flat."""
-    return tensor.detach().as_strided((extent,), (1,), 0)
+def _storage_of(tensor: torch.Tensor, before: int, extent: int) -> torch.Tensor:
+    """`extent` elements of the storage that a tensor lies in, flat, from so many elements before the tensor's first."""
+    return tensor.detach().as_strided((extent,), (1,), tensor.storage_offset() - before)
 
 
 def plan_call(
@@ -257,7 +260,7 @@ class Specializations:
         self.plans: dict[Any, AnyPlan] = {}
         self.staged: Staged | EagerPlan | None = None
         self.latest: tuple[Guard | WrapperGuard, AnyPlan] | None = None
-        self.writes = False
+        self.placed = ANYWHERE
         self.lock = threading.RLock()
 
     def __call__(self, *args: Any) -> Any:
@@ -270,7 +273,7 @@ class Specializations:
 
     def find(self, args: Sequence[Any]) -> AnyPlan:
         """The plan of a call unlike the one before."""
-        seen = signature(args, self.writes)
+        seen = signature(args, self.placed)
         plan = self.plans.get(seen)
         if plan is None:
             plan = self.specialize(args)
@@ -278,24 +281,23 @@ class Specializations:
             self.plans.pop(seen, None)
             self.plans[seen] = plan
         if not isinstance(plan, Trial) and all(has_strides(a) for a in spread(args) if isinstance(a, torch.Tensor)):
-            self.latest = (guard_of(args, self.writes), plan)
+            self.latest = (guard_of(args, self.placed), plan)
         return plan
 
     def specialize(self, args: Sequence[Any]) -> AnyPlan:
         """A new plan; one thread at a time, since the graph is annotated while it is made."""
         with self.lock, saved_tensors_unseen():
-            if (known := self.plans.get(signature(args, self.writes))) is not None:
+            if (known := self.plans.get(signature(args, self.placed))) is not None:
                 return known
             if _decisions.isEnabledFor(logging.INFO):
                 _decisions.info("a new specialisation: %s", self.reason(args))
             plan = self.staged or self.new_plan(args)
             if isinstance(plan, Trial):
                 return plan
-            if plan.write_backs:
-                self.writes = True
-                if _overlaps_on_xla(plan, args):
-                    plan = EagerPlan(self.normalized.gm, "it writes an xla tensor that shares memory with another input")
-            self.plans[signature(args, self.writes)] = plan
+            self.placed |= plan.placed
+            if reason := _unknown_overlap(plan, args):
+                plan = EagerPlan(self.normalized.gm, reason)
+            self.plans[signature(args, self.placed)] = plan
             while len(self.plans) > self.options.max_specializations:
                 self.plans.pop(next(iter(self.plans)), None)
             return plan
@@ -304,7 +306,7 @@ class Specializations:
         """Why a call needs a plan of its own."""
         placeholders = self.normalized.gm.graph.find_nodes(op="placeholder", sort=True)
         names = [node.name for node, a in zip(placeholders, args, strict=True) for _ in spread([a])]
-        return signature_difference(signature(args, self.writes), list(self.plans), names)
+        return signature_difference(signature(args, self.placed), list(self.plans), names)
 
     def new_plan(self, args: Sequence[Any]) -> AnyPlan:
         """A plan of the whole graph, or of its stages if it is impure.
@@ -343,11 +345,12 @@ class Specializations:
                 self.staged = EagerPlan(self.normalized.gm, str(graph_failure(error)))
 
 
-def _overlaps_on_xla(plan: Plan | Bordered, args: Sequence[Any]) -> bool:
-    """Whether a written input shares memory with another on xla, where strides do not say which part of it a view shows."""
-    if isinstance(plan, Bordered):
-        args = plan.border.enter(args)
-    if plan.device.type != "xla" or overlaps(args) is None:
-        return False
-    storages = [a.untyped_storage()._cdata if isinstance(a, torch.Tensor) else None for a in args]
-    return any(storages.count(storages[write_back.input]) > 1 for write_back in plan.write_backs)
+def _unknown_overlap(plan: AnyPlan, args: Sequence[Any]) -> str:
+    """Why a plan cannot know how an input that it writes overlaps with another one, or an empty string."""
+    args = plan.border.enter(args) if isinstance(plan, Bordered) else args
+    for group in overlapping(args, plan.placed.shared):
+        if args[group[0]].is_xla:  # strides do not say which part of its storage a view shows
+            return "it writes an xla tensor that shares memory with another input"
+        if len({args[i].untyped_storage()._cdata for i in group}) > 1:
+            return "it writes an input whose memory another input shows through another storage"
+    return ""

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from pure_backend.fx_passes.partition import Stage, for_arguments
 from pure_backend.fx_passes.regions import changes_mode
+from pure_backend.ir.geometry import ANYWHERE
 from pure_backend.ir.impurity import Impurity
 from pure_backend.ir.modes import modes_kept
 from pure_backend.ir.wrapper import dispatches
@@ -82,6 +83,7 @@ class Staged:
     """
 
     write_backs = ()
+    placed = ANYWHERE
 
     def __init__(
         self,

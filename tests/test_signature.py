@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from pure_backend.ir.geometry import Placed
 from pure_backend.signature import Guard, signature
 
 
@@ -12,7 +13,7 @@ def batch():
 
 
 def test_a_guard_accepts_equal_metadata():
-    guard = Guard(batch(), False)
+    guard = Guard(batch())
     assert guard(batch())
     with torch.autocast("cpu", torch.bfloat16, enabled=False):
         assert guard(batch())
@@ -46,19 +47,21 @@ def int_for_tensor(args):
     args[3] = 5
 
 
+ALL = Placed(frozenset(range(4)))
+
 CHANGES = [transposed, longer, frozen, other_int, bool_for_int, narrowed, int_for_tensor]
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda f: f.__name__)
 def test_a_guard_refuses_other_arguments(change):
-    guard, args = Guard(batch(), False), batch()
+    guard, args = Guard(batch()), batch()
     change(args)
     assert not guard(args)
-    assert signature(args, False) != signature(batch(), False)
+    assert signature(args) != signature(batch())
 
 
 def test_a_guard_refuses_other_modes():
-    guard = Guard(batch(), False)
+    guard = Guard(batch())
     with torch.no_grad():
         assert not guard(batch())
     with torch.autocast("cpu", torch.bfloat16):
@@ -74,12 +77,12 @@ def test_a_guard_refuses_other_modes():
 def test_overlaps_count_when_something_is_written():
     x = torch.arange(6.0)
     apart, shared = [x[:3], torch.arange(6.0)[3:]], [x[:3], x[3:]]
-    assert Guard(apart, False)(shared)
-    assert not Guard(apart, True)(shared)
-    assert not Guard(shared, True)(apart)
-    assert Guard(shared, True)(shared)
+    assert Guard(apart)(shared)
+    assert not Guard(apart, ALL)(shared)
+    assert not Guard(shared, ALL)(apart)
+    assert Guard(shared, ALL)(shared)
 
 
 def test_one_tensor_given_twice_is_left_to_the_full_signature():
     x = torch.ones(3)
-    assert not Guard([x, x], False)([x, x])
+    assert not Guard([x, x])([x, x])

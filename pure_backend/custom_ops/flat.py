@@ -12,6 +12,7 @@ import torch
 from pure_backend import counters
 from pure_backend.errors import DeviceError
 from pure_backend.ir.describe import describe_tensor
+from pure_backend.ir.exact import exact
 from pure_backend.jax_bridge.autograd import call_program
 from pure_backend.jax_bridge.avals import is_differentiable, to_aval, to_jax_dtype, to_torch_dtype
 from pure_backend.jax_bridge.compile import settings
@@ -46,7 +47,7 @@ class FlatCalls:
         """
         grad = torch.is_grad_enabled()
         seen = tuple([(t.shape, t.dtype, t.device, grad and t.requires_grad) for t in tensors])
-        key = (static, seen, torch.get_default_dtype(), settings())
+        key = (exact(static), seen, torch.get_default_dtype(), settings())
         known = self._programs.get(key)
         if known is None:
             known = self._make(key, static, tensors, grad)

@@ -9,6 +9,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from pure_backend.fx_passes.replay import View
+from pure_backend.ir.geometry import Placed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +69,9 @@ class Functional:
         out_spec: The pytree of the original output.
         write_backs: The inputs that are written.
         storage_inputs: Inputs that the program takes as one flat tensor over their storage, because written inputs overlap:
-            the position of the first input on each such storage, and how many elements of it the program takes.
+            the position of the first input on each such storage, how many elements of the program's input lie before it, and
+            how many there are.
+        placed: The inputs whose place in memory decides what the graph computes.
     """
 
     gm: fx.GraphModule
@@ -76,4 +79,5 @@ class Functional:
     outputs: tuple[Value | Constant | Alias, ...]
     out_spec: pytree.TreeSpec
     write_backs: tuple[WriteBack, ...]
-    storage_inputs: dict[int, int]
+    storage_inputs: dict[int, tuple[int, int]]
+    placed: Placed

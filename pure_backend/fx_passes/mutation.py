@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import operator
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -29,7 +30,8 @@ from pure_backend.ir import functional_ops
 from pure_backend.ir.describe import tensor_leaves
 from pure_backend.ir.facts import facts, reads_input_scalar
 from pure_backend.ir.failures import failure
-from pure_backend.ir.geometry import Geometry
+from pure_backend.ir.geometry import Geometry, Placed
+from pure_backend.ir.views import OutOfBase, plan_view
 
 _DETACHING = ("detach", torch.Tensor.detach, torch.detach, torch._C._autograd._get_data_attr)
 
@@ -86,12 +88,13 @@ class _Pass:
         self.graph = fx.Graph()
         self.placeholders = gm.graph.find_nodes(op="placeholder", sort=True)
         self.inputs_of = _by_storage(self.placeholders)
-        self.written = _storages_with_cells(gm)
+        self.strided = _strided(gm)
+        self.written = _storages_with_cells(gm) | self.strided.keys()
         self.reshaped = _reshaped(gm)
         self.cells: dict[int, _Cell] = {}
         self.env: dict[fx.Node, fx.Node] = {}
         self.reads: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}
-        self.storage_inputs: dict[int, int] = {}
+        self.storage_inputs: dict[int, tuple[int, int]] = {}
         self.creators: dict[int, fx.Node] = {}
         self.detached: set[fx.Node] = set()
         self.geometries: dict[fx.Node, Geometry] = {}
@@ -161,8 +164,9 @@ class _Pass:
             self.detached.add(node)
 
     def visit_placeholder(self, node: fx.Node, storage: int | None) -> None:
-        sharing = self.inputs_of[storage]
-        if storage not in self.written or len(sharing) == 1:
+        inputs = self.inputs_of[storage]
+        shown = [facts(p).geometry for p in inputs] + self.strided.get(storage, [])
+        if storage not in self.written or (len(inputs) == 1 and all(_lies_in(g, facts(node).geometry) for g in shown)):
             self.env[node] = self.copy(node)
             if storage in self.written:
                 self.cells[storage] = _Cell(facts(node).geometry, self.env[node], facts(node).geometry.requires_grad)
@@ -170,8 +174,9 @@ class _Pass:
         copied = self.copy(node)  # every original input keeps its position; only the first one is used, as the storage
         if storage in self.cells:
             return
-        base = _whole_storage(facts(node).value, [facts(p).geometry for p in sharing])
-        self.storage_inputs[self.placeholders.index(node)] = base.numel()
+        base = _whole_storage(facts(node).value, shown)
+        before = facts(node).geometry.offset - int(base.storage_offset())
+        self.storage_inputs[self.placeholders.index(node)] = (before, base.numel())
         copied.meta["facts"] = dataclasses.replace(facts(node), value=base, geometry=Geometry.of(base))
         self.cells[storage] = _Cell(Geometry.of(base)._replace(storage=storage), copied, base.requires_grad)
 
@@ -309,7 +314,14 @@ class _Pass:
         write_backs = tuple(self.write_backs(results))
         differentiable += [write_back.recorded for write_back in write_backs]
         gm = self.module(results)
-        return Functional(gm, tuple(differentiable), tuple(outputs), spec, write_backs, self.storage_inputs)
+        return Functional(gm, tuple(differentiable), tuple(outputs), spec, write_backs, self.storage_inputs, self.placed())
+
+    def placed(self) -> Placed:
+        """The inputs on storages that are written or read by `as_strided`."""
+        return Placed(self.inputs_on(self.written), self.inputs_on(self.strided.keys()))
+
+    def inputs_on(self, storages: Collection[int]) -> frozenset[int]:
+        return frozenset(i for i, p in enumerate(self.placeholders) if (g := facts(p).geometry) and g.storage in storages)
 
     def write_backs(self, results: list[fx.Node]):
         for position, node in enumerate(self.placeholders):
@@ -374,11 +386,27 @@ class _Outputs:
 
 
 def _storages_with_cells(gm: fx.GraphModule) -> set[int]:
-    """Storages that are written, and those that `as_strided` may read outside of its argument."""
+    """Storages that are written, or shown in another shape or with another history in place."""
     cells = {facts(arg).geometry.storage for node in gm.graph.nodes for arg in facts(node).writes}
-    cells |= _reshaped(gm) | {facts(arg).geometry.storage for node in gm.graph.nodes for arg in facts(node).cut}
-    strided = (n for n in gm.graph.nodes if n.target in ("as_strided", torch.as_strided))
-    return cells | {facts(node).geometry.storage for node in strided}
+    return cells | _reshaped(gm) | {facts(arg).geometry.storage for node in gm.graph.nodes for arg in facts(node).cut}
+
+
+def _strided(gm: fx.GraphModule) -> dict[int, list[Geometry]]:
+    """What `as_strided` shows of each storage, which may lie outside of its argument."""
+    found: dict[int, list[Geometry]] = {}
+    for node in gm.graph.nodes:
+        if node.target in ("as_strided", torch.as_strided):
+            geometry = facts(node).geometry
+            found.setdefault(geometry.storage, []).append(geometry)
+    return found
+
+
+def _lies_in(view: Geometry, base: Geometry) -> bool:
+    """Whether a view shows elements of its base only; of another dtype it is taken to."""
+    try:
+        return view.dtype is not base.dtype or plan_view(base, view) is not None
+    except OutOfBase:
+        return False
 
 
 def _reshaped(gm: fx.GraphModule) -> set[int]:
@@ -439,13 +467,14 @@ def _portable(geometry: Geometry) -> Geometry:
 
 
 def _whole_storage(value: torch.Tensor, sharing: list[Geometry]) -> torch.Tensor:
-    """A flat fake tensor over everything that the inputs on one storage show."""
+    """A flat fake tensor over everything from the first to the last element that the inputs on one storage show."""
     if len({g.dtype for g in sharing}) > 1:
         raise UnsupportedOperatorError("inputs that overlap in memory have different dtypes and are written")
     if any(g.requires_grad for g in sharing):
         raise UnsupportedOperatorError("inputs that overlap in memory are written and require gradients")
-    extent = max(
-        g.offset + 1 + sum((n - 1) * s for n, s in zip(g.size, g.stride, strict=True)) if 0 not in g.size else 0
+    ends = [
+        g.offset + (1 + sum((n - 1) * s for n, s in zip(g.size, g.stride, strict=True)) if 0 not in g.size else 0)
         for g in sharing
-    )
-    return value.as_strided((extent,), (1,), 0)
+    ]
+    first = min(g.offset for g in sharing)
+    return value.as_strided((max(ends) - first,), (1,), first)

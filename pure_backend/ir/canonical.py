@@ -12,6 +12,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from pure_backend.ir.describe import describe_tensor
+from pure_backend.ir.exact import Same
 from pure_backend.ir.facts import facts
 from pure_backend.ir.functional_ops import Functionalized
 from pure_backend.ir.geometry import Geometry
@@ -113,11 +114,11 @@ def _named(target: Any, objects: list[Any]) -> str:
         found: Any = importlib.import_module(module) if module != "__main__" else None
         for part in name.split("."):
             found = getattr(found, part, None)
-        if found is target:
+        if found is target and _is_home(target):  # another module's may be another function tomorrow, or after a reload
             return f"{module}.{name}"
     if isinstance(target, fx.GraphModule):
         return "body"
-    objects.append(target)
+    objects.append(Same(target))
     return f"object:{len(objects) - 1}"
 
 

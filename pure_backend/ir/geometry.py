@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
 import torch
@@ -49,3 +50,23 @@ class Geometry(NamedTuple):
             return False
         # The stride of a dimension of one element says nothing (jax issue 25066).
         return all(a == b for n, a, b in zip(self.size, self.stride, other.stride, strict=True) if n != 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Placed:
+    """The inputs of a graph whose place in memory decides what it computes, by position.
+
+    Attributes:
+        shared: Where it matters with whom they share memory, and where they lie in it: those that are written.
+        absolute: Where their offset in their storage matters too: `as_strided` counts from the beginning of the storage.
+    """
+
+    shared: frozenset[int] = frozenset()
+    absolute: frozenset[int] = frozenset()
+
+    def __or__(self, other: Placed) -> Placed:
+        return Placed(self.shared | other.shared, self.absolute | other.absolute)
+
+
+ANYWHERE = Placed()
+"""No argument's place matters."""

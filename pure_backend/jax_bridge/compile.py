@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax
 import torch
 from torch import fx
 
@@ -93,14 +92,10 @@ def tensors_only(gm: fx.GraphModule) -> fx.GraphModule:
 
 def settings() -> tuple[Any, ...]:
     """Process-wide settings that change what a program computes."""
-    config = jax.config
     return (
         _compat.float32_matmul_precision(),
         torch.get_default_dtype(),
-        config.jax_default_matmul_precision,
-        config.jax_default_prng_impl,
-        config.jax_numpy_dtype_promotion,
-        config.jax_threefry_partitionable,
+        _compat.jax_settings(),
     )
 
 

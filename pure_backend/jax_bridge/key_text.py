@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import hashlib
 import importlib.metadata
@@ -83,6 +84,6 @@ def _text(value: Any) -> str:
         return "{" + ", ".join(map(_text, sorted(value))) + "}"
     if isinstance(value, tuple):
         return "(" + ", ".join(map(_text, value)) + ")"
-    if value is None or isinstance(value, (str, bool, int, float, torch.dtype)):
-        return str(value)
+    if value is None or isinstance(value, (str, bool, int, float, torch.dtype, enum.Enum)):
+        return repr(value)
     raise _NoTextError(f"the program depends on {value!r}, an object of this process")

@@ -21,6 +21,7 @@ from torch._dynamo.comptime import comptime
 from pure_backend import _compat
 from pure_backend.custom_ops.flat_op import FlatOp
 from pure_backend.custom_ops.signature import encode
+from pure_backend.ir.exact import Same, exact
 from pure_backend.jax_bridge.avals import to_jax_dtype
 from pure_backend.jax_bridge.trace import tracing
 
@@ -104,7 +105,7 @@ _LIMIT = 4096
 
 def _call(jax_fn: Callable[..., Any], structure: Any) -> str:
     """The text that stands for a function and the structure of its arguments."""
-    key = (_content(jax_fn), structure)
+    key = (_content(jax_fn), exact(structure))
     with _lock:
         name = _names.get(key)
         if name is None:
@@ -184,9 +185,9 @@ def _content(function: Any) -> Any:
     if isinstance(function, functools.partial):
         return ("partial", _content(function.func), _held(function.args), _held(function.keywords))
     if not isinstance(function, types.FunctionType):
-        return ("object", _Same(function))
+        return ("object", Same(function))
     cells = tuple(_held(cell.cell_contents) for cell in function.__closure__ or ())
-    read = tuple((name, _Same(value) if callable(value) else _held(value)) for name, value in _globals_of(function))
+    read = tuple((name, Same(value) if callable(value) else _held(value)) for name, value in _globals_of(function))
     return (function.__code__, read, _held(function.__defaults__), _held(function.__kwdefaults__), cells)
 
 
@@ -206,18 +207,5 @@ def _held(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return (type(value), *map(_held, value))
     if isinstance(value, dict):
-        return tuple((key, _held(part)) for key, part in value.items())
-    return (type(value), value) if isinstance(value, (int, float, complex, str, bytes, type(None))) else _Same(value)
-
-
-class _Same:
-    """Equal to the same object only, which it keeps alive: an id alone may be given to another object."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.value is self.value
-
-    def __hash__(self) -> int:
-        return id(self.value)
+        return tuple((exact(key), _held(part)) for key, part in value.items())
+    return exact(value) if isinstance(value, (int, float, complex, str, bytes, type(None))) else Same(value)

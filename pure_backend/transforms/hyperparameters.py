@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.optim import Optimizer
+
+from pure_backend.ir.exact import exact
 
 _NOT_READ = ("params", "param_names")
 
@@ -52,8 +54,13 @@ def read_settings(optimizer: Optimizer) -> Settings:
     return found
 
 
+def _key(value: Any) -> Any:
+    """What a setting is compared by: a flag is no 1."""
+    return exact(value) if isinstance(value, Hashable) else value
+
+
 def _note(found: Settings, place: Place, value: Any) -> None:
     if type(value) is float:
         found.numbers[place] = value
     else:
-        found.fixed[place] = torch.Tensor if isinstance(value, torch.Tensor) else value
+        found.fixed[place] = torch.Tensor if isinstance(value, torch.Tensor) else _key(value)

@@ -11,6 +11,8 @@ import torch.utils.checkpoint
 from torch import nn
 
 from pure_backend.ir.describe import describe_tensor
+from pure_backend.ir.exact import exact
+from pure_backend.signature import signature
 from pure_backend.transforms.capture import Captured
 from pure_backend.transforms.layer_graph import LayerGraph, capture
 from pure_backend.transforms.loops import scan
@@ -82,12 +84,7 @@ def _graph(
 ) -> LayerGraph:
     """The layer's graph for these shapes and modes, captured when it is first needed."""
     count, leaves = len(state), [*state, *args, *extra]
-    key = (
-        tuple((t.shape, t.dtype, t.device, t.requires_grad) if isinstance(t, torch.Tensor) else t for t in leaves),
-        layer.training,
-        torch.is_grad_enabled(),
-        torch.is_autocast_enabled(args[0].device.type),
-    )
+    key = (signature(leaves), exact(tuple(_described(layer).items())))
     known = _graphs.setdefault(layer, {})
     if key not in known:
         names = parameters + buffers

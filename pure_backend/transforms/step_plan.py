@@ -13,12 +13,14 @@ from pure_backend.errors import UnsupportedOperatorError
 from pure_backend.fx_passes.functional import Alias, Functional, Value
 from pure_backend.fx_passes.inputs import argument_name
 from pure_backend.ir.donors import check_valid
+from pure_backend.ir.exact import exact
 from pure_backend.ir.facts import facts
+from pure_backend.ir.geometry import Placed
 from pure_backend.jax_bridge.avals import is_differentiable
 from pure_backend.jax_bridge.program import Program
 from pure_backend.jax_bridge.rng import NO_KEY, draw_key
 from pure_backend.jax_bridge.whole_step import Wiring, step_program
-from pure_backend.signature import Guard, overlaps, signature
+from pure_backend.signature import Guard, overlapping, signature, span
 from pure_backend.specialize import output_leaf
 from pure_backend.transforms.updates import Update, Updates
 
@@ -87,10 +89,11 @@ class StepPlan:
         self.trained, self.which = [place[i] for i in ranks], tuple(ranks.values())
         micro = present().micro
         self.split = {i: m for i in self.positions for m, tensor in enumerate(micro) if args[i] is tensor}
+        self.placed = functional.placed | Placed(frozenset(self.trained))
         _check(self, args)
         self.programs: dict[Any, tuple[Program, Wiring]] = {}
         self.latest: tuple[Any, Guard, tuple[Program, Wiring]] | None = None
-        self.numbers: tuple[list[float], torch.Tensor] | None = None
+        self.numbers: tuple[Any, torch.Tensor] | None = None
         self.no_key = NO_KEY.to(device)
 
     def __call__(self, args: Sequence[Any]) -> Any:
@@ -152,7 +155,7 @@ class StepPlan:
         """The program for the tensors of an update."""
         if self.latest is not None and self.latest[0] is update.graph and self.latest[1](update.states):
             return self.latest[2]
-        key = (update.graph, signature(update.states, False))
+        key = (update.graph, signature(update.states))
         if key not in self.programs:
             while len(self.programs) >= _LIMIT:
                 self.programs.pop(next(iter(self.programs)))
@@ -161,7 +164,7 @@ class StepPlan:
             program = step_program(loss, step, update.states, wiring, self.device, self.rules.remat)
             self.programs[key] = (program, wiring)
         found = self.programs[key]
-        self.latest = (update.graph, Guard(update.states, False), found)
+        self.latest = (update.graph, Guard(update.states), found)
         return found
 
     def wiring(self, update: Update) -> Wiring:
@@ -198,8 +201,9 @@ class StepPlan:
 
     def vector(self, numbers: list[float]) -> torch.Tensor:
         """The hyper-parameters as one tensor, made anew only when one of them changed."""
-        if self.numbers is None or self.numbers[0] != numbers:
-            self.numbers = (numbers, torch.tensor(numbers or [0.0], dtype=torch.float64, device=self.device))
+        key = exact(tuple(numbers))  # 0.0 is no -0.0, and a NaN is itself
+        if self.numbers is None or self.numbers[0] != key:
+            self.numbers = (key, torch.tensor(numbers or [0.0], dtype=torch.float64, device=self.device))
         return self.numbers[1]
 
 
@@ -223,8 +227,10 @@ def _loss(functional: Functional) -> int:
 def _check(plan: StepPlan, args: Sequence[Any]) -> None:
     if not plan.trained:
         raise ValueError("TrainStep: the loss depends on none of the optimizer's parameters")
-    shared = overlaps(args)
-    if plan.functional.storage_inputs or (shared is not None and plan.device.type == "xla" and plan.write_backs):
+    written = sorted({*plan.trained, *(write_back.input for write_back in plan.write_backs)})
+    if overlapping([args[i] for i in written], frozenset(range(len(written))), span):
+        raise UnsupportedOperatorError("TrainStep: parameters or buffers that it writes overlap in memory: step them in eager")
+    if plan.functional.storage_inputs or (plan.device.type == "xla" and overlapping(args, plan.functional.placed.shared)):
         raise UnsupportedOperatorError("TrainStep: the loss writes a buffer that shares its memory with another input")
     views = [o for o in plan.functional.outputs if isinstance(o, Alias) and (o.of_input is None or o.of_input in plan.split)]
     if plan.rules.micro_batches > 1 and views:
