@@ -517,6 +517,22 @@ def _function_of(variable: Any) -> types.FunctionType:
     return function
 
 
+def forget_captures(code: Any, backend: Any) -> None:
+    """Free all that Dynamo keeps of the compiled frames of a code object, and the backend that it keeps for its reset."""
+    from torch._dynamo import eval_frame
+
+    if eval_frame.cached_backends.get(id(backend)) is backend:
+        del eval_frame.cached_backends[id(backend)]
+    eval_frame.reset_code(code)
+
+
+def forget_bytecode() -> None:
+    """Let Dynamo forget the instructions that it has read, by which it keeps the last 128 code objects alive."""
+    from torch._dynamo import bytecode_transformation
+
+    bytecode_transformation._cached_cleaned_instructions.cache_clear()
+
+
 SymbolicGuards = Callable[[dict[str, float]], bool]
 
 

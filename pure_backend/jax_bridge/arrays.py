@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -73,12 +74,25 @@ class ArrayViews:
         return self._make(tensor)
 
     def movable(self, tensors: Sequence[torch.Tensor]) -> list[bool]:
-        """Which tensors share their memory with nothing but the view that is kept here.
+        """Which tensors have memory of their own: nobody but the view that is kept here refers to it.
+
+        Owners that torch counts are seen by their count: tensors, NumPy arrays and DLPack capsules that were taken of a tensor,
+        and the storage's own Python object. Memory that came from elsewhere has owners that it does not count, so it has to be
+        what torch allocated for a tensor, or an array that `move` gave it.
 
         To be asked before a program runs: for a moment after it XLA's threads still refer to what it read.
         """
         self._release()
-        return [_uses(tensor) == _uses_of_owner(tensor, self._uses_of_view(tensor)) for tensor in tensors]
+        return [self._alone(tensor) for tensor in tensors]
+
+    def _alone(self, tensor: torch.Tensor) -> bool:
+        if _uses(tensor) != _uses_of_owner(tensor, self._uses_of_view(tensor)):
+            return False
+        return self._gave(tensor) or _allocated_by_torch(tensor)
+
+    def _gave(self, tensor: torch.Tensor) -> bool:
+        entry = self._entries.get(id(tensor))
+        return entry is not None and entry.ref() is tensor and entry.pointer == tensor.data_ptr() and entry.uses == 0
 
     def move(self, tensor: torch.Tensor, array: jax.Array) -> bool:
         """Point a tensor that is `movable` at an array's memory, and make the array its view.
@@ -206,19 +220,25 @@ def to_tensor(array: jax.Array) -> torch.Tensor:
         return torch.from_dlpack(bits).view(to_torch_dtype(array.dtype))
 
 
-def _uses_of_owner(tensor: torch.Tensor, views: int) -> tuple[int, int, int]:
-    """What `_uses` is where nothing but one tensor object, and so many views, refers to the tensor's memory."""
-    memory, itself = _uses_of_a_fresh_tensor()
-    return memory + views, itself, tensor.nbytes
-
-
-def _uses(tensor: torch.Tensor) -> tuple[int, int, int]:
-    """How often a tensor's memory and the tensor itself are referred to, from C++ and by storage objects; its bytes."""
+def _allocated_by_torch(tensor: torch.Tensor) -> bool:
+    """Whether torch allocated a tensor's memory, for this process: not that of NumPy, DLPack, a file, or shared memory."""
     storage = tensor.untyped_storage()
-    return torch._C._storage_Use_Count(storage._cdata), tensor._use_count(), storage.nbytes()
+    return storage.resizable() and not storage.is_shared()
+
+
+def _uses_of_owner(tensor: torch.Tensor, views: int) -> tuple[int, int, int, int]:
+    """What `_uses` is where nothing but one tensor object, and so many views, refers to the tensor's memory."""
+    memory, itself, python = _uses_of_a_fresh_tensor()
+    return memory + views, itself, python, tensor.nbytes
+
+
+def _uses(tensor: torch.Tensor) -> tuple[int, int, int, int]:
+    """How often a tensor's memory and the tensor itself are referred to from C++, and its storage from Python; its bytes."""
+    storage = tensor.untyped_storage()
+    return torch._C._storage_Use_Count(storage._cdata), tensor._use_count(), sys.getrefcount(storage), storage.nbytes()
 
 
 @functools.cache
-def _uses_of_a_fresh_tensor() -> tuple[int, int]:
+def _uses_of_a_fresh_tensor() -> tuple[int, int, int]:
     """What torch itself has, which versions differ in."""
-    return _uses(torch.empty(1))[:2]
+    return _uses(torch.empty(1))[:3]

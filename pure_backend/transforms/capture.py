@@ -2,13 +2,16 @@
 
 Dynamo keeps its captures with a code object and gives up after eight. A `Captured` has a code object of its own, which it
 leaves for a fresh one when Dynamo gives up: what is kept is bounded, and no function is left to eager for its many signatures.
+
+What Dynamo keeps with a code object keeps the code object (`orig_code_map`), so it would stay for ever; it is freed with the
+`Captured`. A backend must therefore give functions that do not refer to the `Captured`'s owner.
 """
 
 from __future__ import annotations
 
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,13 +25,13 @@ class Captured:
 
     Args:
         fullgraph: Whether a graph break is an error.
-        backend: What compiles the graph.
+        backend: What compiles the graph, by default this package's; Dynamo keeps it as long as this lives.
         dynamic: As for `torch.compile`.
     """
 
-    def __init__(self, fullgraph: bool = True, backend: Any = "assume_pure", dynamic: bool | None = None) -> None:
+    def __init__(self, fullgraph: bool = True, backend: Any = None, dynamic: bool | None = None) -> None:
         self.fullgraph = fullgraph
-        self.backend = backend
+        self.backend = backend or _assume_pure
         self.dynamic = dynamic
         self.compiled = self._fresh()
 
@@ -43,10 +46,19 @@ class Captured:
             return self.compiled(fn, *args, **kwargs)
 
     def _fresh(self) -> Callable[..., Any]:
-        own = types.FunctionType(_call.__code__.replace(), _call.__globals__, "call")
+        scope = {"__builtins__": __builtins__, "__name__": __name__}  # Dynamo puts what it compiled among a function's globals
+        own = types.FunctionType(_call.__code__.replace(), scope, "call")
         context = torch._dynamo.optimize(backend=self.backend, nopython=self.fullgraph, dynamic=self.dynamic)
         context.callback = _capturing_more(context.callback)
-        return context(own)
+        compiled: Any = context(own)
+        weakref.finalize(compiled, _compat.forget_captures, own.__code__, self.backend).atexit = False
+        return compiled
+
+
+def _assume_pure(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    compiled = torch._dynamo.lookup_backend("assume_pure")(gm, example_inputs)
+    _compat.forget_bytecode()
+    return compiled
 
 
 def _capturing_more(convert: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,6 +15,8 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from pure_backend.transforms.capture import Captured
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LayerGraph:
@@ -68,7 +70,7 @@ def capture(fn: Callable[..., Any], leaves: Sequence[torch.Tensor]) -> LayerGrap
 
     distinct = [_copy(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
     with torch.random.fork_rng(devices=[]):  # a later call is to draw what it would have drawn without this one
-        result = torch.compile(fn, backend=backend, fullgraph=True, dynamic=False)(*distinct)
+        result = Captured(backend=backend, dynamic=False)(fn, *distinct)
     flat, spec = pytree.tree_flatten(result)
     if not seen:
         raise ValueError("the layer computes nothing")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -87,7 +88,8 @@ class TrainStep:
             raise ValueError("TrainStep: option 'verify' is not for training steps")
         self._rules = Rules(grad_accumulation, donate, check_finite, self.options.remat)
         self._loss = _loss_of_batch(model, loss_fn, has_aux)
-        self._captured = Captured(backend=self._compile, dynamic=False)
+        self._graphs: weakref.WeakKeyDictionary[Callable[..., Any], Specializations] = weakref.WeakKeyDictionary()
+        self._captured = Captured(backend=_weakly(self._compile), dynamic=False)
         self._updates = Updates(optimizer, None if clip_grad_norm is None else float(clip_grad_norm))
         self._call = Call((), ())
 
@@ -145,10 +147,8 @@ class TrainStep:
             return plan if border is None else Bordered(plan, border)
 
         specializations = Specializations(normalized, make, _never_cut, self.options)
-
-        def call(*args: Any) -> Any:
-            return specializations(*args)
-
+        call = _weakly(specializations.__call__)
+        self._graphs[call] = specializations
         return call
 
     def _trainable(self) -> Iterator[torch.Tensor]:
@@ -156,6 +156,17 @@ class TrainStep:
             yield from group["params"]
         if self._updates.max_norm is not None:
             yield from self.model.parameters()
+
+
+def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A bound method that does not keep its object: Dynamo keeps what it calls, and a step is to be freed with its model."""
+    known = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> Any:
+        bound: Any = known()
+        return bound(*args)
+
+    return call
 
 
 def _never_cut(impurities: Sequence[Any]) -> Any:
