@@ -34,6 +34,7 @@ class _Entry(NamedTuple):
     stride: tuple[int, ...]
     array: jax.Array
     uses: int  # how often the array refers to the tensor's memory: not at all if the memory is the array's own
+    given: bool  # whether the memory is the array's own, which `move` gave the tensor
 
 
 class ArrayViews:
@@ -92,7 +93,7 @@ class ArrayViews:
 
     def _gave(self, tensor: torch.Tensor) -> bool:
         entry = self._entries.get(id(tensor))
-        return entry is not None and entry.ref() is tensor and entry.pointer == tensor.data_ptr() and entry.uses == 0
+        return entry is not None and entry.given and entry.ref() is not None and entry.pointer == tensor.data_ptr()
 
     def move(self, tensor: torch.Tensor, array: jax.Array) -> bool:
         """Point a tensor that is `movable` at an array's memory, and make the array its view.
@@ -104,14 +105,15 @@ class ArrayViews:
         if tensor.stride() != value.stride():
             return False
         tensor.data = value
-        self.keep(tensor, array, 0)
+        self.keep(tensor, array, 0, given=True)
         return True
 
-    def keep(self, tensor: torch.Tensor, array: jax.Array, uses: int) -> None:
+    def keep(self, tensor: torch.Tensor, array: jax.Array, uses: int, given: bool = False) -> None:
         """Make an array that shows a tensor's memory its view; `uses` says how often it refers to that memory."""
         ref = weakref.ref(_owner(tensor), _Forget(id(tensor), self._entries, self._release))
         with self._lock:
-            self._entries[id(tensor)] = _Entry(ref, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), array, uses)
+            place = tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+            self._entries[id(tensor)] = _Entry(ref, *place, array, uses, given)
 
     def _uses_of_view(self, tensor: torch.Tensor) -> int:
         entry = self._entries.get(id(tensor))

@@ -74,15 +74,16 @@ def capture(fn: Callable[..., Any], leaves: Sequence[torch.Tensor]) -> LayerGrap
     flat, spec = pytree.tree_flatten(result)
     if not seen:
         raise ValueError("the layer computes nothing")
-    inputs = tuple(_position(arg, distinct, arg) for arg in seen["args"])
+    gm, given, results = seen.pop("gm"), seen.pop("args"), seen.pop("results")  # Dynamo may keep the backend for its reset
+    inputs = tuple(_position(arg, distinct, arg) for arg in given)
     outputs = []
     for leaf in flat:
-        position = _position(leaf, seen["results"], None)
+        position = _position(leaf, results, None)
         if position is None:
             own = _position(leaf, distinct, None)
             position = _Constant(leaf) if own is None else ~own
         outputs.append(position)
-    return LayerGraph(seen["gm"], inputs, tuple(outputs), spec)
+    return LayerGraph(gm, inputs, tuple(outputs), spec)
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,5 @@
 """A training step writes a parameter where it lies, unless that memory is the parameter's alone."""
 
-import copy
 import ctypes
 import gc
 
@@ -267,10 +266,6 @@ def other_stride_at_the_same_address(x):
     x.copy_(torch.arange(64.0).reshape(8, 8)).t_()
 
 
-def swapped(x):
-    torch.utils.swap_tensors(x, torch.full((8, 8), 5.0))
-
-
 def storages_swapped(x):
     other = torch.full((8, 8), 5.0)
     mine, theirs = x.untyped_storage(), other.untyped_storage()
@@ -279,7 +274,7 @@ def storages_swapped(x):
 
 
 CHANGES = [set_to_other_storage, set_data, resize_away_and_back, storage_freed_and_filled, other_shape_at_the_same_address]
-CHANGES += [other_stride_at_the_same_address, swapped, storages_swapped]
+CHANGES += [other_stride_at_the_same_address, storages_swapped]
 OTHER_DTYPES = [other_dtype_at_the_same_address]
 
 
@@ -312,20 +307,3 @@ def test_memory_that_is_allocated_again_at_an_address():
         assert c(x) == 4096.0 * i
         del x
         gc.collect(0)
-
-
-def test_a_model_whose_parameters_are_swapped():
-    model = nn.Linear(16, 16)
-    other = copy.deepcopy(model)
-    with torch.no_grad():
-        other.weight.mul_(2)
-    c = torch.compile(model, backend="assume_pure")
-    x = torch.ones(4, 16)
-    assert c(x).allclose(model(x))
-    before = torch.__future__.get_swap_module_params_on_conversion()
-    torch.__future__.set_swap_module_params_on_conversion(True)
-    try:
-        model.load_state_dict(other.state_dict())
-        assert c(x).allclose(other(x))
-    finally:
-        torch.__future__.set_swap_module_params_on_conversion(before)
