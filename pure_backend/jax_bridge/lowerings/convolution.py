@@ -7,6 +7,7 @@ import numpy as np
 from jax import lax
 
 from pure_backend.jax_bridge.lowerings.registry import Site, lowers
+from pure_backend.jax_bridge.lowerings.values import wide
 
 
 def as_tuple(value, n: int) -> tuple[int, ...]:
@@ -125,7 +126,7 @@ def avg_pool(
     site: Site, x, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True, divisor_override=None
 ):
     """Mean of each window."""
-    n = _pooled_dims(site, kernel_size)
+    x, n = wide(x), _pooled_dims(site, kernel_size)
     args = _windows(x, kernel_size, stride, padding, 1, n, ceil_mode, site.out.shape)
     total = lax.reduce_window(x, np.zeros((), x.dtype)[()], lax.add, **args)
     if divisor_override:
@@ -155,7 +156,7 @@ def _window_sizes(x, args, padding, n: int, count_include_pad: bool):
 @lowers("aten::_adaptive_avg_pool2d", "aten::_adaptive_avg_pool3d", "aten::adaptive_avg_pool1d")
 def adaptive_avg_pool(site: Site, x, output_size):
     """Mean of windows of (almost) equal size; each dimension is a product with a small averaging matrix."""
-    n = _pooled_dims(site, output_size)
+    x, n = wide(x), _pooled_dims(site, output_size)
     for dim in range(x.ndim - n, x.ndim):
         size, out = x.shape[dim], site.out.shape[dim]
         if out == 0:
