@@ -2,8 +2,9 @@
 
 Fake tensors run Python stand-ins of many operators, which leave out checks that eager's kernels make: `celu(alpha=0)`, a
 product of two dtypes, 300 into int8. So each operator that meets fakes also runs once on real tensors of the same dtypes, made
-tiny: every size above 1 is 2. What raises there may mind the sizes; what raises with the true sizes too, on zeros as on ones,
-does not depend on values. What is found here is a suspicion: the call then runs in eager, which decides.
+tiny: every size above 1 is 2. (Operators for torch's own use check little, so they are tried only where they are small, as
+they are.) What raises there may mind the sizes; what raises with the true sizes too, on zeros as on ones, does not depend on
+values. What is found here is a suspicion: the call then runs in eager, which decides.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 _MOST_ELEMENTS = 1 << 22
 _MOST_GROWTH = 64
 _SIZES = frozenset({"size", "normalized_shape", "input_size", "self_size"})
-_UNCHECKED = ("aten::mkldnn_", "aten::_mkldnn_")  # trust their callers: other sizes end the process
+_MOST_ELEMENTS_AS_THEY_ARE = 1 << 14
 _passed: dict[Any, None] = {}
 _suspected: dict[str, Any] = {}
 _KEPT = 4096
@@ -66,12 +67,13 @@ class _Call:
         self.leaves = leaves
         self.spec = spec
         self.elements = sum(_count(leaf) for leaf in leaves if type(leaf) is _Shape)
+        self.smallest = _same if _trusts(func) else _tiny
 
     @classmethod
     def of(cls, func: Any, args: tuple, kwargs: dict) -> _Call | None:
         """The call, or None if it cannot be repeated."""
-        if func.namespace != "aten" or func._schema.name.startswith(_UNCHECKED):
-            return None
+        if func.namespace != "aten" or any(argument.name == "pivots" for argument in func._schema.arguments):
+            return None  # pivots are taken for rows, unchecked
         if _is_view(func) or _counts_a_mask(func, args) or torch._C._functorch.maybe_current_level() is not None:
             return None
         leaves, spec = pytree.tree_flatten((args, kwargs))
@@ -81,7 +83,8 @@ class _Call:
             return None
         if any(t.device.type != "cpu" or t.layout is not torch.strided or t.is_quantized for t in tensors):
             return None
-        return cls(func, [_Shape.of(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], spec)
+        call = cls(func, [_Shape.of(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], spec)
+        return None if call.smallest is _same and call.elements > _MOST_ELEMENTS_AS_THEY_ARE else call
 
     def grows(self, result: Any) -> bool:
         """Whether a tiny call might still have a large result."""
@@ -93,7 +96,7 @@ class _Call:
         key = (self.func, self.spec, *(self._name(leaf) for leaf in self.leaves))
         if key in _passed:
             return
-        error = self.error(_tiny)
+        error = self.error(self.smallest)
         if error is not None and self.raises_at_any_size(error):
             text = f"{self.func}: {error!r}"
             _suspected[text] = key
@@ -106,7 +109,7 @@ class _Call:
         """Whether a tiny call's error is not of its sizes; too large to try, if it says the same at other sizes."""
         if self.elements > _MOST_ELEMENTS:
             return str(self.error(lambda size: min(size, 3))) == str(error)
-        return all(self.error(lambda size: size, value) is not None for value in (0, 1))
+        return all(self.error(_same, value) is not None for value in (0, 1))
 
     @staticmethod
     def _name(leaf: Any) -> Any:
@@ -130,6 +133,16 @@ class _Call:
 
 def _tiny(size: int) -> int:
     return min(size, 2)
+
+
+def _same(size: int) -> int:
+    return size
+
+
+def _trusts(func: Any) -> bool:
+    """Whether an operator is for torch's own use, and reads where its caller says: sizes that do not fit end the process."""
+    name = func._opname
+    return name.startswith(("_", "mkldnn_")) or "_backward" in name
 
 
 def _count(shape: _Shape) -> int:
