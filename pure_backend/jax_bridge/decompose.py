@@ -65,8 +65,17 @@ def decompose(
         stack.enter_context(mode)
         for device, dtype in autocast:
             stack.enter_context(torch.autocast(device, dtype, cache_enabled=False))
-        gm = aten_graph(torch.func.functionalize(call, remove="mutations_and_views"), fakes)
-    return _with_facts(gm)
+        return _with_facts(_functional(call, fakes))
+
+
+def _functional(call: Callable[..., Any], fakes: Sequence[torch.Tensor]) -> fx.GraphModule:
+    try:
+        return aten_graph(torch.func.functionalize(call, remove="mutations_and_views"), fakes)
+    except RuntimeError as error:
+        if "does not support automatic differentiation" not in str(error):
+            raise
+    # torch 2.9 has no derivative of the copy that functionalization puts in the place of `conj`; the view itself has one
+    return aten_graph(torch.func.functionalize(call, remove="mutations"), fakes)
 
 
 def distinct(values: Sequence[Any]) -> list[int]:
