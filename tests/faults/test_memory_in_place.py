@@ -43,4 +43,4 @@ def test_versions_that_keep_products_by_address(version, kept):
 def test_a_jaxlib_that_keeps_products_by_address_is_refused(monkeypatch):
     monkeypatch.setattr(jaxlib, "__version__", "0.8.1")
     with pytest.raises(EnvironmentMismatchError, match=r"jaxlib 0\.8\.1 .* by address on CPU.* Run: pip install 'jax>=0\.8\.2"):
-        JaxRuntime("cpu")
+        JaxRuntime(torch.device("cpu"))
