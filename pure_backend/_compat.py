@@ -517,13 +517,22 @@ def _function_of(variable: Any) -> types.FunctionType:
     return function
 
 
-def forget_captures(code: Any, backend: Any) -> None:
-    """Free all that Dynamo keeps of the compiled frames of a code object, and the backend that it keeps for its reset."""
-    from torch._dynamo import eval_frame
+def forget_captures(code: Any, scope: dict[str, Any], backend: Any) -> None:
+    """Let go of what Dynamo keeps of the compiled frames of a code object that nobody calls any more.
+
+    A code object owns its captures, and these would own it: `orig_code_map` leads from each to the code. What they call lies in
+    the function's globals, `scope`; it goes at once, since JAX may have noted the code in a traceback that stays.
+    To reset the code would not do: this may run while Dynamo itself resets it, which Dynamo does not survive.
+    """
+    from torch._dynamo import eval_frame, utils
 
     if eval_frame.cached_backends.get(id(backend)) is backend:
         del eval_frame.cached_backends[id(backend)]
-    eval_frame.reset_code(code)
+    for key in [key for key, original in utils.orig_code_map.values.items() if original is code]:
+        utils.orig_code_map._remove_id(key)
+    utils.guard_failures.pop(code, None)
+    scope.update({name: None for name in scope if name.startswith("__compiled_fn")})
+    forget_bytecode()
 
 
 def forget_bytecode() -> None:

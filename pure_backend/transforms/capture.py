@@ -51,7 +51,7 @@ class Captured:
         context = torch._dynamo.optimize(backend=self.backend, nopython=self.fullgraph, dynamic=self.dynamic)
         context.callback = _capturing_more(context.callback)
         compiled: Any = context(own)
-        weakref.finalize(compiled, _compat.forget_captures, own.__code__, self.backend).atexit = False
+        weakref.finalize(compiled, _compat.forget_captures, own.__code__, scope, self.backend).atexit = False
         return compiled
 
 

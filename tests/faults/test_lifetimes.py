@@ -108,3 +108,29 @@ def test_a_step_dies_while_its_model_lives():
     assert alive() is None and len(programs) == 0
     again = TrainStep(model, optimizer, nn.functional.mse_loss)
     assert torch.isfinite(again(torch.ones(2, 3), torch.zeros(2, 3)))
+
+
+def test_a_reset_frees_captures_that_only_their_own_code_keeps():
+    """Dynamo does not survive that a code object is reset while it resets it."""
+
+    class Owner:
+        pass
+
+    def own(i):
+        owner = Owner()
+
+        def backend(gm, example_inputs):
+            def run(*args, owner=owner):
+                return gm(*args)
+
+            return run
+
+        owner.captured = capture.Captured(backend=backend)
+        assert owner.captured(lambda x: x + i, torch.ones(2)).tolist() == [i + 1.0] * 2
+
+    for i in range(3):
+        own(i)
+        layers(i)
+    torch._dynamo.reset()
+    gc.collect()
+    assert compiled(lambda x: x + 1)(torch.ones(2)).tolist() == [2.0, 2.0]
