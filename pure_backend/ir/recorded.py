@@ -76,10 +76,13 @@ class _Followed(TorchDispatchMode):
         kwargs = {name: arg if name in named else self.cut_all(arg) for name, arg in (kwargs or {}).items()}
         if torch.is_grad_enabled():
             return func(*seen, **kwargs)
-        last = self.switch(False)
+        # A write says by itself whether it is recorded. Other results say it when they are used: those of the forward of an
+        # `autograd.Function`, which runs with recording off too, are followed.
+        last = self.switch(False) if func._schema.is_mutable else next(iter(reversed(self.graph.nodes)))
         result = func(*seen, **kwargs)
         self.unrecorded.update(_after(last))
-        self.switch(True)
+        if func._schema.is_mutable:
+            self.switch(True)
         return result
 
     def cut_all(self, arg: Any) -> Any:

@@ -110,13 +110,19 @@ def _check_equal(layers: list[nn.Module]) -> None:
                 )
 
 
+def _is_constant(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_constant, value))
+    return value is None or isinstance(value, (int, float, str))
+
+
 def _described(layer: nn.Module) -> dict[str, Any]:
     """All that one loop body has to share: classes, hyper-parameters, shapes, modes."""
     found: dict[str, Any] = {}
     for path, module in layer.named_modules():
         prefix = f"{path}." if path else ""
         found[f"{prefix}class"] = type(module).__qualname__
-        found |= {prefix + name: value for name, value in vars(module).items() if isinstance(value, (int, float, str, tuple))}
+        found |= {prefix + name: value for name, value in vars(module).items() if value is not None and _is_constant(value)}
     for name, tensor in [*layer.named_parameters(), *layer.named_buffers()]:
         found[name] = (describe_tensor(tensor), tensor.requires_grad, str(tensor.device))
     return found

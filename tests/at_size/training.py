@@ -103,7 +103,11 @@ def eager(model: nn.Module, batches: list[Batch], dtype: torch.dtype) -> Trained
 
 def trained(way: str, model: nn.Module, batches: list[Batch], device: torch.device) -> Trained:
     """A copy of the model trained on a device."""
-    return _train(WAYS[way], copy.deepcopy(model).to(device), batches, device, torch.float32)
+    moved = copy.deepcopy(model).to(device)
+    for module in moved.modules():
+        if hasattr(module, "tie_weights"):  # torch_xla makes two parameters of a tied one
+            module.tie_weights()
+    return _train(WAYS[way], moved, batches, device, torch.float32)
 
 
 def _train(
