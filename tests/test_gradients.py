@@ -130,10 +130,7 @@ KINKS = {
 }
 
 
-POWER = pytest.mark.xfail(strict=True, reason="JAX's derivative of 0 ** 0 by a tensor exponent is NaN, torch's is 0")
-
-
-@pytest.mark.parametrize("name", [pytest.param(k, marks=POWER if k == "power of tensors" else ()) for k in KINKS])
+@pytest.mark.parametrize("name", KINKS)
 def test_gradient_at_kinks_and_ties(name):
     """Where the derivative is a convention, it is torch's, not JAX's."""
     agree(KINKS[name], lambda: (vector(0.0, 0.0, -1.0, 1.0, 1.0),), grad=True)

@@ -7,7 +7,9 @@ torch's own shape and dtype on every node. The result depends on shapes and cons
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,52 +22,83 @@ from pure_backend.ir.facts import Facts
 from pure_backend.ir.recorded import aten_graph, followable
 
 
-def decompose(
-    op: Callable[..., Any] | str,
-    leaves: Sequence[Any],
-    spec: pytree.TreeSpec,
-    writes: tuple[int, ...],
-    autocast: tuple[tuple[str, torch.dtype], ...],
-    recorded: bool,
-) -> fx.GraphModule:
-    """The ATen graph of one call.
+@dataclasses.dataclass(frozen=True)
+class FakeCall:
+    """One call of an operator as a function of its distinct tensors.
 
-    Args:
+    Attributes:
         op: A function, or the name of a Tensor method.
         leaves: The flattened arguments, fake tensors in the place of tensors.
         spec: Their pytree: `(args, kwargs)`.
         writes: Which of the tensors among the leaves the call writes.
         autocast: The autocast regions to run in; the casts they make are in the graph.
         recorded: Whether autograd records the call: what it does not follow inside, because it is detached, is so in the graph.
+    """
+
+    op: Callable[..., Any] | str
+    leaves: tuple[Any, ...]
+    spec: pytree.TreeSpec
+    writes: tuple[int, ...] = ()
+    autocast: tuple[tuple[str, torch.dtype], ...] = ()
+    recorded: bool = False
+
+    @functools.cached_property
+    def positions(self) -> list[int]:
+        """Where tensors are among the leaves."""
+        return [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, torch.Tensor)]
+
+    @functools.cached_property
+    def order(self) -> list[int]:
+        """For each tensor among the leaves, which of the distinct ones it is."""
+        first = distinct([self.leaves[i] for i in self.positions])
+        number = {f: n for n, f in enumerate(dict.fromkeys(first))}
+        return [number[f] for f in first]
+
+    def unique(self, values: Sequence[Any]) -> list[Any]:
+        """Of values for all leaves those of the distinct tensors."""
+        found = {n: values[i] for i, n in reversed(list(zip(self.positions, self.order, strict=True)))}
+        return [found[n] for n in range(len(found))]
+
+    def arguments(self, unique: Sequence[Any], leaves: Sequence[Any] | None = None) -> tuple[tuple, dict[str, Any]]:
+        """The arguments with values for the distinct tensors, the others as they are among `leaves`."""
+        full = list(self.leaves if leaves is None else leaves)
+        for i, n in zip(self.positions, self.order, strict=True):
+            full[i] = unique[n]
+        return pytree.tree_unflatten(full, self.spec)
+
+    def __call__(self, *unique: torch.Tensor) -> list[torch.Tensor]:
+        """The tensors of the result, then the new values of the written tensors."""
+        args, kwargs = self.arguments(unique)
+        with self.in_autocast():
+            result = getattr(args[0], self.op)(*args[1:], **kwargs) if isinstance(self.op, str) else self.op(*args, **kwargs)
+        results = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        return [*results, *(unique[self.order[w]] for w in self.writes)]
+
+    @contextlib.contextmanager
+    def in_autocast(self) -> Iterator[None]:
+        """The autocast regions of the call, which those of its derivative are not."""
+        with contextlib.ExitStack() as stack:
+            for device, dtype in self.autocast:
+                stack.enter_context(torch.autocast(device, dtype, cache_enabled=False))
+            yield
+
+
+def decompose(call: FakeCall) -> fx.GraphModule:
+    """The ATen graph of one call.
 
     Returns:
-        A graph whose placeholders are the tensors among `leaves` in order, a tensor that stands there twice once, and whose
-        output is a flat list: the tensors of the result, then the new values of the written tensors. Every node has `Facts`.
+        A graph whose placeholders are the distinct tensors of the call, and whose output is a flat list: the tensors of the
+        result, then the new values of the written tensors. Every node has `Facts`.
     """
-    positions = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-    order = distinct([leaves[i] for i in positions])
-    mode = FakeTensorMode()
-    recorded = recorded and any(leaves[i].requires_grad for i in positions)
-    with mode, torch.set_grad_enabled(recorded):
-        fakes = [followable(leaves[positions[first]]) for first in dict.fromkeys(order)]
-    number = {first: n for n, first in enumerate(dict.fromkeys(order))}
+    tensors = call.unique(call.leaves)
+    return traced(call, tensors, recorded=call.recorded and any(tensor.requires_grad for tensor in tensors))
 
-    def call(*unique):
-        full = list(leaves)
-        tensors = [unique[number[first]] for first in order]
-        for i, tensor in zip(positions, tensors, strict=True):
-            full[i] = tensor
-        args, kwargs = pytree.tree_unflatten(full, spec)
-        result = getattr(args[0], op)(*args[1:], **kwargs) if isinstance(op, str) else op(*args, **kwargs)
-        results = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        return [*results, *(tensors[w] for w in writes)]
 
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.set_grad_enabled(recorded))
-        stack.enter_context(mode)
-        for device, dtype in autocast:
-            stack.enter_context(torch.autocast(device, dtype, cache_enabled=False))
-        return _with_facts(_functional(call, fakes))
+def traced(function: Callable[..., Any], tensors: Sequence[torch.Tensor], recorded: bool = False) -> fx.GraphModule:
+    """The ATen graph of a function of tensors of which nothing but shape, strides, dtype and device matters."""
+    with FakeTensorMode(), torch.set_grad_enabled(recorded):
+        fakes = [followable(tensor) for tensor in tensors]
+        return _with_facts(_functional(function, fakes))
 
 
 def _functional(call: Callable[..., Any], fakes: Sequence[torch.Tensor]) -> fx.GraphModule:

@@ -7,8 +7,9 @@ into ATen operators that are lowered in the same way. What is left raises `Unsup
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -28,9 +29,11 @@ from pure_backend.ir.source import user_frame
 from pure_backend.jax_bridge import lowerings
 from pure_backend.jax_bridge.avals import to_jax_dtype
 from pure_backend.jax_bridge.casts import cast
-from pure_backend.jax_bridge.decompose import decompose, distinct, torch_decomposition
+from pure_backend.jax_bridge.decompose import FakeCall, decompose, torch_decomposition
+from pure_backend.jax_bridge.lowerings.formulas import has_torch_derivative
 from pure_backend.jax_bridge.lowerings.registry import names_of, updates_arguments
 from pure_backend.jax_bridge.rng import KEY_SHAPE, KeyStream
+from pure_backend.jax_bridge.torch_derivative import backward_graph, check_backward, differentiable, with_torch_derivative
 
 _SCALAR_FUNCTIONS = {
     torch.sym_max: jnp.maximum,
@@ -84,12 +87,28 @@ def tracing():
 
 
 class Walker:
-    """Evaluates graphs of values on JAX arrays within one trace."""
+    """Evaluates graphs of values on JAX arrays within one trace.
 
-    def __init__(self, keys: KeyStream, shared: dict[Any, Any] | None = None, path: tuple[str, ...] = ()) -> None:
+    Args:
+        keys: Of random operators.
+        shared: What the walkers of one trace share.
+        path: The scope path outside.
+        derivatives: Whether operators that torch has another derivative of (`lowerings/formulas.py`) get it: after a check that
+            its graph can be lowered, without one (in a backward, which may contain the operator), or not, where nothing is
+            differentiated.
+    """
+
+    def __init__(
+        self,
+        keys: KeyStream,
+        shared: dict[Any, Any] | None = None,
+        path: tuple[str, ...] = (),
+        derivatives: Literal["checked", "unchecked", "none"] = "checked",
+    ) -> None:
         self.keys = keys
         self.shared = {} if shared is None else shared
         self.path = path
+        self.derivatives = derivatives
         self.impurities: list[Impurity] = []
 
     def body(self, gm: fx.GraphModule, arrays: Sequence[Any], keys: KeyStream | None = None) -> list[Any]:
@@ -161,6 +180,12 @@ class Walker:
 
     def call(self, node: fx.Node, args: tuple, kwargs: dict) -> Any:
         """A node that writes nothing."""
+        if self.derives(node, node.target, facts(node).value):
+            return self.derived(node, args, kwargs)
+        return self.value(node, args, kwargs)
+
+    def value(self, node: fx.Node, args: tuple, kwargs: dict) -> Any:
+        """What a node computes, differentiated as it is computed."""
         site = self.site(node, facts(node).value, node.args)
         lowering = lowerings.find(node.target)
         result = NotImplemented
@@ -171,6 +196,37 @@ class Walker:
             result = self.decomposed(node, node.target, (args, kwargs), (node.args, node.kwargs), ())
             result = _structured(result, site.out)
         return self.conform(node, result, site.out)
+
+    def derives(self, node: fx.Node, target: Any, results: Any) -> bool:
+        """Whether a node has torch's own derivative."""
+        return (
+            self.derivatives != "none"
+            and facts(node).grad
+            and has_torch_derivative(target)
+            and any(map(differentiable, pytree.tree_leaves(results)))
+            and any(differentiable(facts(n).value) for n in node.all_input_nodes)
+        )
+
+    def derived(self, node: fx.Node, args: tuple, kwargs: dict) -> Any:
+        """What a node computes, with torch's own derivative."""
+        call, arrays = _fake_call(node, node.target, args, kwargs)
+
+        def compute(*unique):
+            plain = Walker(self.keys, self.shared, self.path, derivatives="none")
+            return jax.tree.leaves(plain.value(node, *call.arguments(unique, arrays)))
+
+        @functools.cache
+        def graph():
+            return backward_graph(call)
+
+        def backward(*values):
+            return Walker(self.keys, self.shared, derivatives="unchecked").run(graph(), values)
+
+        unique = call.unique(arrays)
+        if self.derivatives == "checked" and any(map(_requires_grad, pytree.tree_leaves(facts(node).value))):
+            # JAX traces the backward late; what it cannot lower shall be known now.
+            check_backward(compute, backward, unique)
+        return _structured(list(with_torch_derivative(compute, backward)(*unique)), facts(node).value)
 
     def write(self, node: fx.Node, target: functional_ops.Functionalized, args: tuple, kwargs: dict) -> tuple:
         """A writing node made a function: `(result, *new values)`."""
@@ -184,7 +240,9 @@ class Walker:
             result, *new = lowering(self.site(node, out, node.args, writes), *bound_args, **bound_kwargs)
             return (self.conform(node, result, out), *self.conform(node, new, list(written)))
         new = NotImplemented
-        if len(writes) == 1 and "out" not in kwargs and (chosen := lowering or base):
+        real = not isinstance(op, str) or hasattr(torch.Tensor, op)  # an element of a list operator goes by a name of ours
+        derived = real and self.derives(node, name.rstrip("_"), written)  # as the functional operator, so decompose
+        if len(writes) == 1 and "out" not in kwargs and not derived and (chosen := lowering or base):
             new = chosen(self.site(node, written[0], node.args, writes), *bound_args, **bound_kwargs)
         if new is NotImplemented:
             flat = self.decomposed(node, op, (args, kwargs), (node.args, node.kwargs), writes)
@@ -201,15 +259,10 @@ class Walker:
         """The results of an operator through torchax's table or torch's decomposition."""
         if isinstance(op, torch._ops.OpOverload):
             return self.aten(node, op, args, fx_args)
-        fakes = fx.map_arg(fx_args, lambda n: facts(n).value)
-        leaves, spec = pytree.tree_flatten(fakes)
-        arrays = pytree.tree_leaves(args)
-        leaves = [_scalar_as_tensor(leaf, array) for leaf, array in zip(leaves, arrays, strict=True)]
-        pairs = [(leaf, a) for leaf, a in zip(leaves, arrays, strict=True) if isinstance(leaf, torch.Tensor)]
-        tensors = [pairs[i][1] for i in dict.fromkeys(distinct([leaf for leaf, _ in pairs]))]
-        gm = decompose(op, leaves, spec, writes, facts(node).autocast, facts(node).grad)
+        call, arrays = _fake_call(node, op, *args, writes)
+        gm = decompose(call)
         _check_progress(node, gm, op)
-        return self.run(gm, tensors)
+        return self.run(gm, call.unique(arrays))
 
     def aten(self, node: fx.Node, op: Any, args: tuple, fx_args: tuple) -> list[Any]:
         """An ATen operator without a lowering of ours."""
@@ -300,6 +353,18 @@ def _bound(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     if "other" in kwargs and len(args) == 1:
         args = (*args, kwargs.pop("other"))
     return args, kwargs
+
+
+def _requires_grad(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.requires_grad
+
+
+def _fake_call(node: fx.Node, op: Any, args: tuple, kwargs: dict, writes: tuple[int, ...] = ()) -> tuple[FakeCall, list[Any]]:
+    """A node's call on fake tensors, and the arrays that stand for its leaves."""
+    leaves, spec = pytree.tree_flatten(fx.map_arg((node.args, node.kwargs), lambda n: facts(n).value))
+    arrays = pytree.tree_leaves((args, kwargs))
+    leaves = [_scalar_as_tensor(leaf, array) for leaf, array in zip(leaves, arrays, strict=True)]
+    return FakeCall(op, tuple(leaves), spec, writes, facts(node).autocast, facts(node).grad), arrays
 
 
 def _scalar_as_tensor(leaf: Any, array: Any) -> Any:

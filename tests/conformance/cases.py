@@ -13,6 +13,7 @@ import torch
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.common_utils import noncontiguous_like
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
+from torch.utils import _pytree as pytree
 
 DTYPES = (torch.float32, torch.int64, torch.bfloat16, torch.complex64)
 LAYOUTS = ("contiguous", "strided")
@@ -30,6 +31,7 @@ class Case:
         number: Which sample.
         inplace: Whether the in-place method is called instead.
         dynamo: Whether Dynamo makes the graph; else it is one node.
+        points: The filling with special points (`points.py`); "" for the sample as it is.
     """
 
     op: str
@@ -38,18 +40,19 @@ class Case:
     number: int = 0
     inplace: bool = False
     dynamo: bool = False
+    points: str = ""
 
     def __str__(self) -> str:
-        marks = [name for name in ("inplace", "dynamo") if getattr(self, name)]
+        marks = [name for name in ("inplace", "dynamo") if getattr(self, name)] + ([f"at-{self.points}"] if self.points else [])
         return "-".join([self.op, dtype_name(self.dtype), self.layout, str(self.number), *marks])
 
 
 def case_named(name: str) -> Case:
     """The inverse of `str(case)`."""
-    found = re.fullmatch(r"(.+)-(\w+)-(contiguous|strided)-(\d+)(-inplace)?(-dynamo)?", name)
+    found = re.fullmatch(r"(.+)-(\w+)-(contiguous|strided)-(\d+)(-inplace)?(-dynamo)?(?:-at-(\w+))?", name)
     assert found, f"no case is called {name!r}"
-    op, dtype, layout, number, inplace, dynamo = found.groups()
-    return Case(op, getattr(torch, dtype), layout, int(number), bool(inplace), bool(dynamo))
+    op, dtype, layout, number, inplace, dynamo, points = found.groups()
+    return Case(op, getattr(torch, dtype), layout, int(number), bool(inplace), bool(dynamo), points or "")
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -129,3 +132,17 @@ def function_of(case: Case) -> Any:
     """The function that a case calls."""
     entry = entries()[case.op]
     return entry.inplace_variant if case.inplace else entry.op
+
+
+def point_samples(entry: OpInfo, dtype: torch.dtype, limit: int = 6) -> Iterator[tuple[int, SampleInput]]:
+    """Samples for special points: the first of each set of options, of at least two and of at most a few hundred elements."""
+    seen: set[str] = set()
+    for number, sample in enumerate(samples(entry, dtype, grad=needs_grad(entry, dtype))):
+        leaves, _ = pytree.tree_flatten(((sample.input, *sample.args), dict(sample.kwargs)))
+        sizes = [leaf.numel() for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+        options = str([leaf if not isinstance(leaf, torch.Tensor) else leaf.dtype for leaf in leaves])
+        if sizes and 2 <= max(sizes) <= 4000 and options not in seen:
+            seen.add(options)
+            yield number, sample
+        if len(seen) == limit:
+            return

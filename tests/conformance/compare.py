@@ -64,8 +64,15 @@ def _unlike(entry: OpInfo, want: Any, got: Any) -> str | None:
     try:
         torch.testing.assert_close(_plain(got), _plain(want), rtol=rtol, atol=atol, equal_nan=True)
     except AssertionError as error:
-        return " ".join(str(error).split())
+        return f"{' '.join(str(error).split())}; {_first_unlike(_plain(want), _plain(got), rtol, atol)}"
     return None
+
+
+def _first_unlike(want: torch.Tensor, got: torch.Tensor, rtol: float, atol: float) -> str:
+    """The first few elements that differ, from both sides."""
+    unlike = ~torch.isclose(got, want, rtol=rtol, atol=atol, equal_nan=True)
+    places = unlike.nonzero()[:4].tolist()
+    return f"at {places} eager {want[unlike][:4].tolist()}, compiled {got[unlike][:4].tolist()}"
 
 
 def tolerance(entry: OpInfo, dtype: torch.dtype) -> tuple[float, float]:

@@ -104,7 +104,14 @@ def is_torch_function(op: Callable[..., Any]) -> bool:
 def through_backend(call: Call, example: Any) -> Callable[..., list[Any]]:
     """The call given to the backend as a graph of one node; returns the leaves of its result."""
     gm = one_node(call, example)
-    return lambda *tensors: list(assume_pure(gm, tensors)(*tensors))
+    compiled: list[Callable[..., Any]] = []
+
+    def run(*tensors):
+        if not compiled:
+            compiled.append(assume_pure(gm, tensors))
+        return list(compiled[0](*tensors))
+
+    return run
 
 
 def through_dynamo(call: Call) -> Callable[..., list[Any]]:

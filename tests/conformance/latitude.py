@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.testing._internal.opinfo.core import SampleInput
 from torch.utils import _pytree as pytree
+
+from .cases import Case
 
 # Drawn from another generator than eager's: compared are dtype and shape. tests/test_random.py tests the distributions.
 RANDOM = frozenset(
@@ -49,6 +53,60 @@ UNINITIALIZED = frozenset({"empty", "empty_like", "empty_permuted", "empty_strid
 TIED = {"sort": 0, "argsort": 0, "msort": 0, "topk": 1, "kthvalue": 1, "mode": 0, "median": 0, "nanmedian": 0}
 
 
+# Which of several equal elements a selection names has the gradient.
+SELECTS_ONE = frozenset({"kthvalue", "mode", "median", "nanmedian", "topk"})
+
+_NOT_FINITE = ("one_infinite", "infinite", "one_nan", "nan")
+_FAR_APART = ("large", "largest")
+
+# What eager itself does not determine at special points: operators, fillings, and why.
+UNDETERMINED = (
+    (
+        r"(linalg_)?(cholesky|lu|qr|svd|eig|inv|pinv|solve|slogdet|det|householder|lstsq|ldl|tensorinv|tensorsolve|matrix_rank)\w*"
+        r"|(linalg_)?(matrix_norm|cond|matrix_power)\w*|ormqr|geqrf|logdet|pinverse|symeig|triangular_solve|norm_nuc|matrix_exp",
+        None,
+        "what LAPACK gives for singular, indefinite or infinite matrices, and its gradient, is rounding",
+    ),
+    (r"\w*conv\w*", (*_NOT_FINITE, *_FAR_APART), "a zero of the padding times infinity is NaN, where it is multiplied at all"),
+    (r"\w*(stft|fft)\w*", (*_NOT_FINITE, *_FAR_APART), "a transform mixes its elements in an order of its own"),
+    (r"add(bmm|mm|mv|r)\w*|baddbmm", _FAR_APART, "a scale is multiplied before or after the product"),
+    (
+        r"\w*(layer|batch|group|instance)_norm\w*",
+        (*_NOT_FINITE, *_FAR_APART),
+        "means of numbers that far apart cancel; scale and shift are applied together or one after the other",
+    ),
+    (r"(var|std)(_mean)?(_unbiased)?", (*_NOT_FINITE, "largest"), "a running mean on the CPU, of doubles"),
+    (r"prod|cumprod|masked_(cum)?prod", _NOT_FINITE, "eager divides by an element where none is zero: it looks at values"),
+    (
+        r"(nn_functional_(adaptive_)?max_pool\w*)",
+        ("one_nan", "nan"),
+        "which element of a window with NaN has the gradient: XLA's selection compares",
+    ),
+    (
+        r"nn_functional_(hardswish|hardtanh|relu6|hardsigmoid|hardshrink|softshrink|threshold)",
+        ("one_nan", "nan"),
+        "eager's vectors and the rest behind them treat the gradient of NaN differently",
+    ),
+    (r"amax|amin|aminmax", ("one_nan", "nan"), "XLA takes a product with a bool for a selection, in which NaN is lost"),
+    (r"\w*bilinear|einsum|\w*matmul\w*|mm|bmm|mv", (*_NOT_FINITE, *_FAR_APART), "the order of products"),
+    (
+        r"(special_)?polygamma\w*|mvlgamma\w*",
+        ("ones", "integers", "halves", "knees", "steep", "large", "largest", *_NOT_FINITE),
+        "at poles left of zero eager gives the rounding of pi",
+    ),
+    (r"frexp", ("subnormal",), "XLA:CPU takes subnormal numbers for zero; torch's frexp reads their bits"),
+)
+
+
+def undetermined(case: Case) -> bool:
+    """Whether eager does not determine what becomes of a case at its special points."""
+    return any(
+        re.fullmatch(ops, case.op) and (points is None or case.points in points)
+        for ops, points, _ in UNDETERMINED
+        if case.points
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class Latitude:
     """What to compare of a call.
@@ -56,22 +114,30 @@ class Latitude:
     Attributes:
         result: Takes what is not determined out of a result; gradients are taken through it too.
         inputs: The same for the inputs after the call.
+        grads: The same for the gradients.
+        undetermined: Whether nothing of the result is determined.
     """
 
     result: Callable[[Any], Any]
     inputs: Callable[[Any], Any] = list
+    grads: Callable[[Any], Any] = list
+    undetermined: bool = False
 
 
-def latitude(op: str, sample: SampleInput) -> Latitude:
-    """The latitude of an operator.
+def latitude(case: Case, sample: SampleInput) -> Latitude:
+    """The latitude of a case.
 
     For factorizations whose factors have free signs or phases, torch's own samples say what is free of them
     (`output_process_fn_grad`: absolute values of eigenvectors, for instance).
     """
+    op = case.op
+    if undetermined(case):
+        return Latitude(_zeroed, _zeroed, _zeroed, undetermined=True)
     if op in RANDOM or op in UNINITIALIZED:
-        return Latitude(_zeroed, _zeroed)
+        return Latitude(_zeroed, _zeroed, undetermined=True)
     if op in TIED and not sample.kwargs.get("stable"):
-        return Latitude(lambda result: _without_ties(op, sample, result))
+        grads = functools.partial(_summed, _dim(op, sample)) if case.points and op in SELECTS_ONE else list
+        return Latitude(lambda result: _without_ties(op, sample, result), grads=grads)
     return Latitude(sample.output_process_fn_grad)
 
 
@@ -93,7 +159,15 @@ def _without_ties(op: str, sample: SampleInput, result: Any) -> list[torch.Tenso
 
 def _named(op: str, sample: SampleInput, indices: torch.Tensor) -> torch.Tensor:
     """The elements of the sample that indices name."""
-    given = sample.args[TIED[op]] if len(sample.args) > TIED[op] else -1
-    dim = sample.kwargs.get("dim", given)
     x = sample.input.detach()
-    return x.gather(dim, indices if indices.ndim == x.ndim else indices.unsqueeze(dim))
+    return x.gather(_dim(op, sample), indices if indices.ndim == x.ndim else indices.unsqueeze(_dim(op, sample)))
+
+
+def _dim(op: str, sample: SampleInput) -> int:
+    """The dimension that an operator works along."""
+    return sample.kwargs.get("dim", sample.args[TIED[op]] if len(sample.args) > TIED[op] else -1)
+
+
+def _summed(dim: int, grads: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    """Gradients summed over equal elements: all of a row."""
+    return [grad if grad is None or not grad.ndim else grad.sum(dim) for grad in grads]

@@ -48,7 +48,7 @@ def observe(call: Callable[..., Any], tensors: Sequence[torch.Tensor], latitude:
     flags = [_flags(leaf) for leaf in pytree.tree_leaves(result)]
     outputs = pytree.tree_leaves(latitude.result(result))
     grads = _gradients(outputs, [t for t in tensors if t.requires_grad and t.is_leaf]) if grad else []
-    return Observed(result, flags, outputs, latitude.inputs(tensors), grads)
+    return Observed(result, flags, outputs, latitude.inputs(tensors), latitude.grads(grads))
 
 
 def _flags(leaf: Any) -> Any:

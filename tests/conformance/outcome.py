@@ -7,7 +7,8 @@ import dataclasses
 import logging
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch.testing._internal.opinfo.core import SampleInput
@@ -20,6 +21,7 @@ from .compare import difference
 from .graphs import Call, call_of, is_torch_function, through_backend, through_dynamo, twins
 from .latitude import Latitude, latitude
 from .observe import Observed, observe
+from .points import as_xla_computes, filled, fillings
 
 _WIDER = {
     torch.float32: torch.float64,
@@ -50,11 +52,32 @@ def run(case: Case, sample: SampleInput | None = None) -> Outcome:
         warnings.simplefilter("ignore")  # the operators' own; both sides give them
         sample = sample_of(case) if sample is None else sample
         call = call_of(function_of(case), _without_grad(sample) if case.inplace else sample)
-        free = latitude(case.op, sample)
+        free = latitude(case, sample)
         want = _eager(call, free)
         if want is None:
             return Outcome(case, "skipped", "eager raises")
-        return _against(case, call, free, want)
+        return _against(case, call, free, want, _compiled(case, call, want.result))
+
+
+def run_at_points(case: Case, sample: SampleInput, names: Iterable[str]) -> Iterator[Outcome]:
+    """Run a case with its sample filled with each of several kinds of special points; compiled once."""
+    made = fillings(entries()[case.op])
+    run_compiled = None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in names:
+            at = dataclasses.replace(case, points=name)
+            at_points = filled(sample, made[name])
+            call = call_of(function_of(case), at_points)
+            free = latitude(at, at_points)
+            if free.undetermined:
+                continue
+            with as_xla_computes(name):
+                want = _eager(call, free)
+                if want is None:
+                    continue
+                run_compiled = run_compiled or _compiled(at, call, want.result)
+                yield _against(at, call, free, want, run_compiled)
 
 
 def _without_grad(sample: SampleInput) -> SampleInput:
@@ -72,14 +95,15 @@ def _eager(call: Call, free: Latitude) -> Observed | None:
     return None
 
 
-def _against(case: Case, call: Call, free: Latitude, want: Observed) -> Outcome:
-    spec = pytree.tree_structure(want.result)
+def _compiled(case: Case, call: Call, example: Any) -> Callable[..., Any]:
+    """The call compiled, its result in the structure of the example."""
+    spec = pytree.tree_structure(example)
     dynamo = case.dynamo or not is_torch_function(call.op)
-    run_compiled = through_dynamo(call) if dynamo else through_backend(call, want.result)
+    run_compiled = through_dynamo(call) if dynamo else through_backend(call, example)
+    return lambda *tensors: pytree.tree_unflatten(run_compiled(*tensors), spec)
 
-    def compiled(*tensors):
-        return pytree.tree_unflatten(run_compiled(*tensors), spec)
 
+def _against(case: Case, call: Call, free: Latitude, want: Observed, compiled: Callable[..., Any]) -> Outcome:
     with _reasons() as reasons:
         try:
             got = observe(compiled, twins(call.tensors), free, grad=bool(want.grads))

@@ -8,10 +8,12 @@ import multiprocessing
 from collections.abc import Iterator, Sequence
 
 import torch
+from torch.testing._internal.opinfo.core import OpInfo
 from tqdm import tqdm
 
-from .cases import Case, cases, entries
-from .outcome import Outcome, forget, run
+from .cases import Case, cases, entries, point_samples
+from .outcome import Outcome, forget, run, run_at_points
+from .points import fillings
 
 Unit = tuple[str, torch.dtype, int]  # operator, dtype, how many samples
 
@@ -42,9 +44,18 @@ def _start() -> None:
         torch_xla.device()
 
 
+def at_special_points(entry: OpInfo, limit: int) -> list[Outcome]:
+    """An operator's samples filled with each kind of special points."""
+    found = point_samples(entry, torch.float32, limit + 1)
+    cases = ((Case(entry.formatted_name, torch.float32, number=number), sample) for number, sample in found)
+    return [outcome for case, sample in cases for outcome in run_at_points(case, sample, fillings(entry))]
+
+
 def _run_unit(name: str, dtype: torch.dtype, limit: int) -> list[Outcome]:
     try:
-        return [run(case, sample) for case, sample in cases(entries()[name], dtype, limit)]
+        entry = entries()[name]
+        outcomes = [run(case, sample) for case, sample in cases(entry, dtype, limit)]
+        return outcomes + (at_special_points(entry, limit) if dtype is torch.float32 else [])
     except Exception as error:  # an entry that torch cannot sample, or this harness not run, must not end the run of all others
         return [Outcome(Case(name, dtype), "raised", f"harness: {type(error).__name__}: {error}")]
     finally:

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from .cases import DTYPES, dtype_name
+from .latitude import UNDETERMINED
 from .outcome import Outcome
 
 _KINDS = ("compiled", "eager", "wrong", "raised")
@@ -27,12 +28,42 @@ is run with {samples} of torch's own samples for each dtype, contiguous and stri
 
 def write_report(path: Path, outcomes: Sequence[Outcome], samples: int) -> None:
     """Write the report."""
-    seen = [outcome for outcome in outcomes if outcome.kind != "skipped"]
+    seen = [outcome for outcome in outcomes if outcome.kind != "skipped" and not outcome.case.points]
+    special = [outcome for outcome in outcomes if outcome.kind != "skipped" and outcome.case.points]
     head = _HEAD.format(
         version=torch.__version__, samples="the first" if samples == 1 else f"the first {samples}", cases=len(seen)
     )
-    parts = [head, "## Totals", _totals(seen), *_faults(seen), "## Left to eager", _reasons(seen), "## Operators", _table(seen)]
+    points = [_POINTS, _by_filling(special), _UNDETERMINED, _undetermined()] if special else []
+    parts = [
+        head,
+        "## Totals",
+        _totals(seen),
+        *points,
+        *_faults([*seen, *special]),
+        "## Left to eager",
+        _reasons(seen),
+        "## Operators",
+        _table(seen),
+    ]
     path.write_text("\n\n".join(part.strip() for part in parts) + "\n")
+
+
+_POINTS = """## Special points
+
+Samples of each operator in float32, filled with numbers at which formulas break (`tests/conformance/points.py`): values and
+gradients have to be NaN, infinite and close where eager's are."""
+_UNDETERMINED = "Not compared, because eager itself does not determine it (`tests/conformance/latitude.py`):"
+
+
+def _by_filling(outcomes: Iterable[Outcome]) -> str:
+    counts = collections.Counter((outcome.case.points, outcome.kind) for outcome in outcomes)
+    names = dict.fromkeys(name for name, _ in counts)
+    return _markdown(["filling", *_KINDS], [[name, *(counts[name, kind] for kind in _KINDS)] for name in names])
+
+
+def _undetermined() -> str:
+    rows = [[f"`{_cell(ops)}`", "all" if points is None else ", ".join(points), why] for ops, points, why in UNDETERMINED]
+    return _markdown(["operators", "fillings", "why"], rows)
 
 
 def _totals(outcomes: Iterable[Outcome]) -> str:

@@ -9,6 +9,7 @@ from pure_backend.jax_bridge.lowerings import elementwise as elementwise
 from pure_backend.jax_bridge.lowerings import factories as factories
 from pure_backend.jax_bridge.lowerings import flex_attention as flex_attention
 from pure_backend.jax_bridge.lowerings import foreach as foreach
+from pure_backend.jax_bridge.lowerings import grid_sampling as grid_sampling
 from pure_backend.jax_bridge.lowerings import indexing as indexing
 from pure_backend.jax_bridge.lowerings import linalg as linalg
 from pure_backend.jax_bridge.lowerings import losses as losses

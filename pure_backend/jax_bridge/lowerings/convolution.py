@@ -88,7 +88,7 @@ def aten_convolution(site: Site, x, weight, bias, stride, padding, dilation, tra
 def _windows(x, kernel, stride, padding, dilation, n: int, ceil_mode: bool, out_shape):
     """Window arguments of `lax.reduce_window` that give torch's own output size."""
     kernel, dilation = as_tuple(kernel, n), as_tuple(dilation, n)
-    stride = kernel if stride is None or stride == [] else as_tuple(stride, n)
+    stride = as_tuple(stride, n) if stride else kernel
     pads = []
     for size, k, s, p, d, o in zip(x.shape[-n:], kernel, stride, as_tuple(padding, n), dilation, out_shape[-n:], strict=True):
         needed = (o - 1) * s + d * (k - 1) + 1
@@ -127,11 +127,12 @@ def avg_pool(
 ):
     """Mean of each window."""
     x, n = wide(x), _pooled_dims(site, kernel_size)
+    padding = as_tuple(padding, n)
     args = _windows(x, kernel_size, stride, padding, 1, n, ceil_mode, site.out.shape)
     total = lax.reduce_window(x, np.zeros((), x.dtype)[()], lax.add, **args)
     if divisor_override:
         return total / divisor_override
-    return total / _window_sizes(x, args, as_tuple(padding, n), n, count_include_pad)
+    return total / _window_sizes(x, args, padding, n, count_include_pad)
 
 
 def _window_sizes(x, args, padding, n: int, count_include_pad: bool):
@@ -155,7 +156,7 @@ def _window_sizes(x, args, padding, n: int, count_include_pad: bool):
 @lowers("F.adaptive_avg_pool1d", "F.adaptive_avg_pool2d", "F.adaptive_avg_pool3d", "adaptive_avg_pool1d")
 @lowers("aten::_adaptive_avg_pool2d", "aten::_adaptive_avg_pool3d", "aten::adaptive_avg_pool1d")
 def adaptive_avg_pool(site: Site, x, output_size):
-    """Mean of windows of (almost) equal size; each dimension is a product with a small averaging matrix."""
+    """Mean of windows of (almost) equal size, dimension by dimension."""
     x, n = wide(x), _pooled_dims(site, output_size)
     for dim in range(x.ndim - n, x.ndim):
         size, out = x.shape[dim], site.out.shape[dim]
@@ -163,16 +164,24 @@ def adaptive_avg_pool(site: Site, x, output_size):
             x = lax.slice_in_dim(x, 0, 0, axis=dim)
         elif out == 1:
             x = jnp.mean(x, dim, keepdims=True)
-        elif size % out == 0:
+        elif out and size % out == 0:
             x = x.reshape(*x.shape[:dim], out, size // out, *x.shape[dim + 1 :]).mean(dim + 1)
         else:
-            x = jnp.moveaxis(jnp.moveaxis(x, dim, -1) @ _averaging(size, out, x.dtype), -1, dim)
+            x = _window_means(x, dim, adaptive_windows(size, out))
     return x
 
 
-def _averaging(size: int, out: int, dtype):
-    columns = []
-    for i in range(out):
-        start, end = i * size // out, -(-(i + 1) * size // out)
-        columns.append([1 / (end - start) if start <= j < end else 0.0 for j in range(size)])
-    return jnp.asarray(columns, dtype).T
+def _window_means(x, dim: int, windows: np.ndarray):
+    """Means along a dimension of the elements that `windows: int[out, kernel]` names; a product with a matrix of weights would
+    let one NaN or infinity into every mean, as zero times it."""
+    inside = np.expand_dims(windows >= 0, [i for i in range(x.ndim + 1) if i not in (dim, dim + 1)])
+    taken = jnp.take(x, np.maximum(windows, 0), axis=dim)
+    return jnp.sum(jnp.where(inside, taken, 0), dim + 1) / np.asarray(inside.sum(dim + 1), x.dtype)
+
+
+def adaptive_windows(size: int, out: int) -> np.ndarray:
+    """Indices `int[out, kernel]` of windows of almost equal size, -1 beyond the end of the smaller ones."""
+    starts = np.arange(out) * size // max(out, 1)
+    ends = -(-(np.arange(out) + 1) * size // max(out, 1))
+    index = starts[:, None] + np.arange(max(ends - starts, default=0))[None]
+    return np.where(index < ends[:, None], index, -1)

@@ -232,7 +232,22 @@ def power(site: Site, x, y):
     x = wide(as_array(x, site.dtype))
     if isinstance(y, float) and y == 0.5:  # as torch does, which matters for -inf and -0
         return jnp.sqrt(x)
-    return jnp.power(x, wide(as_array(y, site.dtype)))
+    return _power(x, wide(as_array(y, site.dtype)))
+
+
+@jax.custom_jvp
+def _power(x, y):
+    return jnp.power(x, y)
+
+
+@_power.defjvp
+def _(primals, tangents):
+    """Torch's: by the base 0 where the exponent is 0, by the exponent 0 where the base is 0 and the exponent not negative."""
+    x, y = primals
+    result = _power(x, y)
+    by_base = jnp.where(y == 0, 0, y * jnp.power(x, y - 1))
+    by_exponent = jnp.where((x == 0) & (jnp.real(y) >= 0), 0, result * jnp.log(x))
+    return result, tangents[0] * by_base + tangents[1] * by_exponent
 
 
 def _integer_power(x, y):
@@ -268,13 +283,52 @@ def masked_fill(site: Site, x, mask, value):
 def clamp(site: Site, x, min=None, max=None):
     """Values limited to `[min, max]`; NaN stays NaN."""
     x = as_array(x, site.dtype)
-    low = None if min is None else as_array(min, site.dtype)
-    high = None if max is None else as_array(max, site.dtype)
-    # Selections, because at a bound torch passes the whole gradient and minimum/maximum half of it. Where the bounds meet, the
-    # lower one has no gradient either; where they cross, the upper one counts.
-    if low is not None:
-        x = jnp.where(x < low, low if high is None else jnp.where(low < high, low, lax.stop_gradient(low)), x)
-    return x if high is None else jnp.where((x > high) | (False if low is None else low > high), high, x)
+    if not jnp.issubdtype(site.dtype, jnp.inexact):
+        return jnp.clip(x, *(None if end is None else as_array(end, site.dtype) for end in (min, max)))
+    if max is None:
+        return x if min is None else at_least(x, as_array(min, site.dtype))
+    high = as_array(max, site.dtype)
+    return _at_most(x, high) if min is None else _limited(x, as_array(min, site.dtype), high)
+
+
+# Their derivatives are torch's: at a bound the whole gradient passes and not half of it, and a NaN has none. Where the bounds
+# meet, the lower one has no gradient either; where they cross, the upper one counts.
+
+
+@jax.custom_jvp
+def at_least(x, low):
+    """The larger of `x` and its lower limit."""
+    return jnp.maximum(x, low)
+
+
+@at_least.defjvp
+def _(primals, tangents):
+    x, low = primals
+    return at_least(x, low), jnp.where(x >= low, tangents[0], 0) + jnp.where(x < low, tangents[1], 0)
+
+
+@jax.custom_jvp
+def _at_most(x, high):
+    return jnp.minimum(x, high)
+
+
+@_at_most.defjvp
+def _(primals, tangents):
+    x, high = primals
+    return _at_most(x, high), jnp.where(x <= high, tangents[0], 0) + jnp.where(x > high, tangents[1], 0)
+
+
+@jax.custom_jvp
+def _limited(x, low, high):
+    return jnp.minimum(jnp.maximum(x, low), high)
+
+
+@_limited.defjvp
+def _(primals, tangents):
+    x, low, high = primals
+    inside = jnp.where((x >= low) & (x <= high), tangents[0], 0)
+    below = jnp.where((x < low) & (low < high), tangents[1], 0)
+    return _limited(*primals), inside + below + jnp.where((x > high) | (high < low), tangents[2], 0)
 
 
 @lowers("clamp_min")

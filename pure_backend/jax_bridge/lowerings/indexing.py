@@ -61,10 +61,12 @@ def nonzero_static(site: Site, x, *, size, fill_value=-1):
 @updates
 def embedding(site: Site, ids, weight, padding_idx=None, max_norm=None, norm_type=2.0, scale_grad_by_freq=False, sparse=False):
     """Rows of `weight: f[entries, width]`; the row of `padding_idx` gets no gradient."""
-    if scale_grad_by_freq:
-        return NotImplemented
+    _refuse_sparse(site, sparse)
     used = weight if max_norm is None else _renormed(weight, ids, max_norm, norm_type)
     rows = places.read(used, ids)
+    if scale_grad_by_freq:
+        counts = places.read(jnp.zeros(weight.shape[0], rows.dtype).at[ids].add(1), ids)
+        rows = _with_gradient_scaled(rows, 1 / counts[..., None])
     if padding_idx is not None:
         padding = (ids == padding_idx % weight.shape[0])[..., None]
         rows = jnp.where(padding, lax.stop_gradient(rows), rows)
@@ -74,7 +76,23 @@ def embedding(site: Site, ids, weight, padding_idx=None, max_norm=None, norm_typ
 @lowers("aten::embedding")
 def aten_embedding(site: Site, weight, ids, padding_idx=-1, scale_grad_by_freq=False, sparse=False):
     """ATen's argument order; -1 is no padding."""
-    return embedding(site, ids, weight, padding_idx if padding_idx >= 0 else None, None, 2.0, scale_grad_by_freq)
+    return embedding(site, ids, weight, padding_idx if padding_idx >= 0 else None, None, 2.0, scale_grad_by_freq, sparse)
+
+
+def _refuse_sparse(site: Site, sparse: bool) -> None:
+    """Leave a call to eager whose gradient is a sparse tensor."""
+    if sparse and site.out.requires_grad:
+        raise unsupported(site, "its gradient is a sparse tensor")
+
+
+@jax.custom_jvp
+def _with_gradient_scaled(x, scale):
+    return x
+
+
+@_with_gradient_scaled.defjvp
+def _(primals, tangents):
+    return primals[0], tangents[0] * primals[1]
 
 
 @lowers("aten::embedding_renorm")
@@ -106,6 +124,7 @@ def embedding_bag(
     padding_idx=None,
 ):
     """Sums, means or maxima of bags of rows; bags are the rows of 2-D ids, or begin at the offsets in 1-D ids."""
+    _refuse_sparse(site, sparse)
     if max_norm is not None or scale_grad_by_freq:
         raise unsupported(site, "EmbeddingBag with max_norm or scale_grad_by_freq has no JAX lowering")
     bags = site.out.shape[0]
@@ -143,6 +162,7 @@ def _along(x, dim: int, index) -> tuple:
 @lowers("gather")
 def gather(site: Site, x, dim, index, *, sparse_grad=False):
     """`out[i][j] = x[index[i][j]][j]` for `dim=0`."""
+    _refuse_sparse(site, sparse_grad)
     if x.ndim == 0 or index.ndim == 0:
         return places.read(x.reshape(-1), index)
     dim = dim % x.ndim

@@ -412,3 +412,20 @@ def pinverse(site: Site, x, rcond=1e-15):
 def pinv_by_tensors(site: Site, x, *, atol=None, rtol=None, hermitian=False):
     """What the other forms come to."""
     return pinv(site, x, None, hermitian, atol=atol, rtol=rtol)
+
+
+@lowers("cholesky_solve", "aten::_cholesky_solve_helper")
+def cholesky_solve(site: Site, b, factor, upper=False):
+    """The solution for a matrix of which one triangle of `factor` is the factor; the other is not read."""
+    lower = jnp.tril(adjoint(factor) if upper else factor)
+    shape = jnp.broadcast_shapes(b.shape[:-2], lower.shape[:-2])
+    lower, b = (jnp.broadcast_to(a, (*shape, *a.shape[-2:])) for a in (lower, b))
+    half = lax.linalg.triangular_solve(lower, b, left_side=True, lower=True)
+    return lax.linalg.triangular_solve(lower, half, left_side=True, lower=True, transpose_a=True, conjugate_a=True)
+
+
+@lowers("cholesky_inverse")
+def cholesky_inverse(site: Site, factor, upper=False):
+    """The inverse of a matrix of which one triangle of `factor` is the factor."""
+    identity = jnp.broadcast_to(jnp.eye(factor.shape[-1], dtype=factor.dtype), factor.shape)
+    return cholesky_solve(site, identity, factor, upper)

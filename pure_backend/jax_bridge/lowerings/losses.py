@@ -22,6 +22,46 @@ def mse_loss(site: Site, x, target, size_average=None, reduce=None, reduction="m
     return _reduced(jnp.square(wide(x.astype(site.dtype)) - wide(target.astype(site.dtype))), reduction)
 
 
+@lowers("F.binary_cross_entropy_with_logits", "binary_cross_entropy_with_logits")
+def binary_cross_entropy_with_logits(
+    site: Site, x, target, weight=None, size_average=None, reduce=None, reduction="mean", pos_weight=None
+):
+    """Cross entropy of probabilities `sigmoid(x)`."""
+    if not isinstance(reduction, str) or isinstance(size_average, jax.Array) or size_average is not None or reduce is not None:
+        return NotImplemented
+    x, target = wide(x), wide(target)
+    loss = _logistic_loss(x, target) if pos_weight is None else _weighted_logistic_loss(x, target, wide(pos_weight))
+    return _reduced(loss if weight is None else loss * wide(weight), reduction)
+
+
+@jax.custom_jvp
+def _logistic_loss(x, target):
+    """`-log(sigmoid(x))` and `-log(1 - sigmoid(x))`, by how likely they are."""
+    return (1 - target) * x + (jnp.log1p(jnp.exp(-jnp.abs(x))) + jnp.maximum(-x, 0))
+
+
+@_logistic_loss.defjvp
+def _(primals, tangents):
+    x, target = primals
+    return _logistic_loss(x, target), tangents[0] * (jax.nn.sigmoid(x) - target) - tangents[1] * x
+
+
+@jax.custom_jvp
+def _weighted_logistic_loss(x, target, positive):
+    """The same with the first of the two weighted."""
+    scale = 1 + (positive - 1) * target
+    return (1 - target) * x + scale * (jnp.log1p(jnp.exp(-jnp.abs(x))) + jnp.maximum(-x, 0))
+
+
+@_weighted_logistic_loss.defjvp
+def _(primals, tangents):
+    x, target, positive = primals
+    right, wrong = jax.nn.log_sigmoid(x), jax.nn.log_sigmoid(-x)
+    by_x = (1 + (positive - 1) * target) * jax.nn.sigmoid(x) - positive * target
+    by_target = wrong - positive * right
+    return _weighted_logistic_loss(*primals), tangents[0] * by_x + tangents[1] * by_target - tangents[2] * (target * right)
+
+
 @lowers("F.cross_entropy")
 def cross_entropy(
     site: Site,
@@ -62,3 +102,30 @@ def _nll(logits, target, weight, ignore_index: int, reduction: str):
     if reduction == "none":
         return loss
     return jnp.sum(loss) if reduction == "sum" else jnp.sum(loss) / jnp.sum(scale)
+
+
+@lowers("aten::multi_margin_loss")
+def multi_margin_loss(site: Site, x, target, p=1, margin=1, weight=None, reduction=1):
+    """Hinge loss of class indices: `x: f[classes]` or `f[batch, classes]`."""
+    rows, target = wide(jnp.atleast_2d(x)), target.reshape(-1)
+    own = jnp.arange(rows.shape[1]) == target[:, None]
+    margins = margin - jnp.take_along_axis(rows, target[:, None], 1) + rows
+    scale = 1 if weight is None else wide(weight)[target][:, None]
+    margins = jnp.where((margins > 0) & ~own, margins, 0)
+    loss = jnp.sum(margins**p * scale, 1) / rows.shape[1]
+    return _reduced(loss, _REDUCTIONS[reduction]).reshape(tuple(site.out.shape))
+
+
+@lowers("aten::multilabel_margin_loss_forward")
+def multilabel_margin_loss(site: Site, x, target, reduction):
+    """Hinge loss between the classes listed in `target`, up to the first -1, and all others; and which classes are listed."""
+    rows, labels = wide(jnp.atleast_2d(x)), jnp.atleast_2d(target)
+    listed = jnp.cumsum(labels < 0, 1) == 0
+    own = jnp.any(jax.nn.one_hot(labels, rows.shape[1], dtype=bool) & listed[..., None], 1)
+    margins = 1 - jnp.take_along_axis(rows, jnp.maximum(labels, 0), 1)[..., None] + rows[:, None]
+    counted = (margins > 0) & listed[..., None] & ~own[:, None]
+    loss = jnp.sum(jnp.where(counted, margins, 0), (1, 2)) / rows.shape[1]
+    return _reduced(loss, _REDUCTIONS[reduction]).reshape(tuple(site.out[0].shape)), own.astype(x.dtype).reshape(x.shape)
+
+
+_REDUCTIONS = {0: "none", 1: "mean", 2: "sum"}

@@ -5,8 +5,10 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import lax
 
+from pure_backend.jax_bridge.lowerings.elementwise import at_least
+from pure_backend.jax_bridge.lowerings.reductions import euclidean
 from pure_backend.jax_bridge.lowerings.registry import Site, lowers, unsupported, updates
-from pure_backend.jax_bridge.lowerings.values import wide
+from pure_backend.jax_bridge.lowerings.values import axes, keep_gradient_of, wide
 
 
 def _normalized(x, over, eps):
@@ -135,10 +137,21 @@ def normalize(site: Site, x, p=2.0, dim=1, eps=1e-12, out=None):
     """`x / max(norm(x), eps)`."""
     if p != 2.0:
         return NotImplemented
-    squares = jnp.sum(jnp.square(wide(x)), dim, keepdims=True)
-    positive = squares > 0
-    length = jnp.where(positive, jnp.sqrt(jnp.where(positive, squares, 1)), 0)
-    return (wide(x) / jnp.maximum(length, eps)).astype(site.dtype)
+    work = wide(x)
+    length = euclidean(work, axes(dim, x.ndim))
+    return (work / at_least(length, eps)).astype(site.dtype)
+
+
+@lowers("F.cosine_similarity", "cosine_similarity")
+def cosine_similarity(site: Site, x1, x2, dim=1, eps=1e-8):
+    """The product of two directions; a length below `eps` counts as that, with the gradient of the length."""
+    x1, x2 = jnp.broadcast_arrays(wide(x1.astype(site.dtype)), wide(x2.astype(site.dtype)))
+    return jnp.sum(_direction(x1, dim, eps) * _direction(x2, dim, eps), dim)
+
+
+def _direction(x, dim: int, eps: float):
+    length = euclidean(x, axes(dim, x.ndim))
+    return x / keep_gradient_of(jnp.maximum(length, eps), length)
 
 
 _UNDECLARED = "it moves running statistics and does not say so by their versions"

@@ -1,4 +1,4 @@
-"""Pooling that knows where its maxima were: windows are gathered, the first largest element of each is taken."""
+"""Pooling that knows where its maxima were: windows are gathered, the first largest element (or last NaN) of each is taken."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pure_backend.jax_bridge.lowerings.convolution import as_tuple
+from pure_backend.jax_bridge.lowerings.convolution import adaptive_windows, as_tuple
 from pure_backend.jax_bridge.lowerings.registry import Site, lowers, names_of
 from pure_backend.jax_bridge.lowerings.values import keep_gradient_of
 
@@ -17,14 +17,6 @@ def _sliding(size: int, out: int, kernel: int, stride: int, padding: int, dilati
     """Indices of `int[out, kernel]` into one dimension, -1 where a window reaches over its ends."""
     index = np.arange(out)[:, None] * stride - padding + np.arange(kernel)[None] * dilation
     return np.where((index >= 0) & (index < size), index, -1)
-
-
-def _adaptive(size: int, out: int) -> np.ndarray:
-    """Indices of windows of almost equal size, -1 beyond the end of the smaller ones."""
-    starts = np.arange(out) * size // out
-    ends = -(-(np.arange(out) + 1) * size // out)
-    index = starts[:, None] + np.arange(max(ends - starts, default=0))[None]
-    return np.where(index < ends[:, None], index, -1)
 
 
 def _largest(x: jax.Array, windows: list[np.ndarray]) -> tuple[jax.Array, jax.Array]:
@@ -40,9 +32,19 @@ def _largest(x: jax.Array, windows: list[np.ndarray]) -> tuple[jax.Array, jax.Ar
     gathered = x.reshape(*lead, -1)[..., flat]
     lowest = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
     ranked = jnp.where(valid, gathered, jnp.asarray(lowest, x.dtype))
-    first = jnp.argmax(ranked, axis=-1, keepdims=True)
+    first = _place_of_largest(ranked)
     places = jnp.take_along_axis(jnp.broadcast_to(flat, ranked.shape), first, axis=-1)[..., 0]
     return jnp.take_along_axis(gathered, first, axis=-1)[..., 0], places
+
+
+def _place_of_largest(ranked):
+    """The place of the first largest element, or of the last NaN: torch's loop takes every NaN that it meets."""
+    first = jnp.argmax(ranked, axis=-1, keepdims=True)
+    if not jnp.issubdtype(ranked.dtype, jnp.floating):
+        return first
+    nan = jnp.isnan(ranked)
+    last = ranked.shape[-1] - 1 - jnp.argmax(nan[..., ::-1], axis=-1, keepdims=True)
+    return jnp.where(nan.any(-1, keepdims=True), last, first)
 
 
 def _spread(windows: np.ndarray, dim: int, n: int) -> np.ndarray:
@@ -67,7 +69,7 @@ def max_pool_with_indices(site: Site, x, kernel_size, stride=None, padding=0, di
 def adaptive_max_pool(site: Site, x, output_size):
     """`(largest values, their places)` of windows of almost equal size."""
     n = _pooled(site)
-    return _largest(x, [_adaptive(size, out) for size, out in zip(x.shape[-n:], site.out[0].shape[-n:], strict=True)])
+    return _largest(x, [adaptive_windows(size, out) for size, out in zip(x.shape[-n:], site.out[0].shape[-n:], strict=True)])
 
 
 @lowers("aten::max_pool2d_with_indices_backward", "aten::max_pool3d_with_indices_backward")

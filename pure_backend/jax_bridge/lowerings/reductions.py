@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import math
+
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from pure_backend.jax_bridge.lowerings.registry import Site, lowers
-from pure_backend.jax_bridge.lowerings.values import as_array, axes, magnitude, real_dtype, wide
+from pure_backend.jax_bridge.lowerings.values import as_array, axes, keep_gradient_of, magnitude, real_dtype, wide
 
 
 def _accumulate(x, site: Site):
@@ -42,7 +46,22 @@ def _moment(site: Site, x, dim, unbiased, keepdim, correction):
     if isinstance(dim, bool):  # var(x, unbiased)
         dim, unbiased = None, dim
     ddof = correction if correction is not None else (1 if unbiased is None else int(unbiased))
-    return jnp.var(wide(x), axes(dim, x.ndim), ddof=ddof, keepdims=keepdim)
+    return variance(wide(x), axes(dim, x.ndim), ddof, keepdim)[0]
+
+
+def variance(x, over, ddof, keepdim: bool = False):
+    """Variance and mean. Taken from the first element on, so that equal elements have none and large ones do not overflow."""
+    over = tuple(range(x.ndim)) if over is None else over
+    count = math.prod(x.shape[i] for i in over)
+    if not x.size:
+        return jnp.var(x, over, keepdims=keepdim), jnp.mean(x, over, keepdims=keepdim)
+    first = lax.stop_gradient(x[tuple(slice(0, 1) if i in over else slice(None) for i in range(x.ndim))])
+    moved = x - first
+    mean = jnp.mean(moved, over, keepdims=True)
+    scale = 1 / math.sqrt(count - ddof) if count > ddof else 1.0  # within the square, which then does not overflow
+    squares = jnp.sum(_squared((moved - mean) * scale), over, keepdims=keepdim)
+    mean = mean + first
+    return squares if count > ddof else squares / 0, mean if keepdim else mean.squeeze(over)
 
 
 @lowers("var")
@@ -55,6 +74,22 @@ def var(site: Site, x, dim=None, unbiased=None, keepdim=False, *, correction=Non
 def std(site: Site, x, dim=None, unbiased=None, keepdim=False, *, correction=None):
     """Standard deviation."""
     return _safe_sqrt(_moment(site, x, dim, unbiased, keepdim, correction))
+
+
+@lowers("var_mean")
+def var_mean(site: Site, x, dim=None, unbiased=None, keepdim=False, *, correction=None):
+    """Variance and mean."""
+    if isinstance(dim, bool):  # var_mean(x, unbiased)
+        dim, unbiased = None, dim
+    ddof = correction if correction is not None else (1 if unbiased is None else int(unbiased))
+    return variance(wide(x), axes(dim, x.ndim), ddof, keepdim)
+
+
+@lowers("std_mean")
+def std_mean(site: Site, x, dim=None, unbiased=None, keepdim=False, *, correction=None):
+    """Standard deviation and mean."""
+    var, mean = var_mean(site, x, dim, unbiased, keepdim, correction=correction)
+    return _safe_sqrt(var), mean
 
 
 def _extreme(fold, pick, pair):
@@ -139,7 +174,8 @@ def norm(site: Site, x, p="fro", dim=None, keepdim=False, out=None, dtype=None):
     x = wide(x.astype(site.dtype) if not jnp.issubdtype(x.dtype, jnp.complexfloating) else x)
     where = axes(dim, x.ndim)
     if p in ("fro", None, 2, 2.0):
-        return _safe_sqrt(jnp.sum(_squared(x), where, keepdims=keepdim))
+        length = euclidean(x, tuple(range(x.ndim)) if where is None else where)
+        return length if keepdim else length.squeeze(tuple(range(x.ndim)) if where is None else where)
     size = magnitude(x)
     if p == float("inf"):
         return jnp.max(size, where, keepdims=keepdim)
@@ -149,7 +185,21 @@ def norm(site: Site, x, p="fro", dim=None, keepdim=False, out=None, dtype=None):
         return jnp.sum(size != 0, where, keepdims=keepdim).astype(real_dtype(x.dtype))
     if p == 1:
         return jnp.sum(size, where, keepdims=keepdim)
-    return _safe_power(jnp.sum(_safe_power(size, p), where, keepdims=keepdim), 1 / p)
+    power = _safe_power if p > 0 else jnp.power
+    return power(jnp.sum(power(size, p), where, keepdims=keepdim), 1 / p)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def euclidean(x, over: tuple[int, ...]):
+    """The Euclidean norm over dimensions, which stay with size 1. Where it is 0 its gradient is 0, as in torch."""
+    return jnp.sqrt(jnp.sum(_squared(x), over, keepdims=True))
+
+
+@euclidean.defjvp
+def _(over, primals, tangents):
+    length = euclidean(primals[0], over)
+    direction = jnp.where(length == 0, 0, primals[0] / length)
+    return length, jnp.sum((jnp.conj(direction) * tangents[0]).real, over, keepdims=True)
 
 
 def _squared(x):
@@ -158,7 +208,7 @@ def _squared(x):
 
 def _safe_power(x, p):
     """`x ** p` of non-negative `x`, whose gradient at 0 is 0."""
-    return jnp.where(x > 0, jnp.where(x > 0, x, 1) ** p, 0)
+    return jnp.where(x == 0, 0, jnp.where(x == 0, 1, x) ** p)
 
 
 def _safe_sqrt(x):
@@ -175,21 +225,68 @@ def vector_norm(site: Site, x, ord=2, dim=None, keepdim=False, *, dtype=None):
 
 @lowers("median")
 def median(site: Site, x, dim=None, keepdim=False):
-    """The lower median of all elements; elements equal to it share the gradient. Along a dimension it is decomposed."""
+    """The lower median of all elements, or along a dimension with its index; a NaN is the median."""
+    if dim is not None and x.ndim and x.size:
+        return _median_along(x, dim, keepdim, jnp.any(_isnan(x), dim, keepdims=True))
     if dim is not None or x.size == 0:
         return NotImplemented
     middle = jax.lax.stop_gradient(jnp.sort(x.reshape(-1))[(x.size - 1) // 2])
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return middle
     shared = jnp.mean(x, where=x == middle)
-    value = middle + (shared - jax.lax.stop_gradient(shared))
+    value = keep_gradient_of(middle, shared)
     return jnp.where(jnp.any(jnp.isnan(x)), jnp.nan, value)
+
+
+def _median_along(x, dim: int, keepdim: bool, nan):
+    """The lower median of what is no NaN; where `nan`, the first NaN."""
+    order = jnp.argsort(x, axis=dim, stable=True)  # NaN comes last
+    middle = (jnp.sum(~_isnan(x), dim, keepdims=True) - 1) // 2
+    index = jnp.take_along_axis(order, jnp.maximum(middle, 0), axis=dim)
+    index = jnp.where(nan, jnp.argmax(_isnan(x), axis=dim, keepdims=True), index)
+    values = jnp.take_along_axis(x, index, axis=dim)
+    return (values, index) if keepdim else (values.squeeze(dim), index.squeeze(dim))
+
+
+def _isnan(x):
+    return jnp.isnan(x) if jnp.issubdtype(x.dtype, jnp.floating) else jnp.zeros(x.shape, bool)
+
+
+@lowers("nanmedian")
+def nanmedian(site: Site, x, dim=None, keepdim=False):
+    """The lower median of what is no NaN."""
+    if dim is None or not x.ndim or not x.size:
+        return NotImplemented
+    return _median_along(x, dim, keepdim, jnp.all(_isnan(x), dim, keepdims=True))
+
+
+def _running_extreme(beats):
+    def lower(site: Site, x, dim):
+        """Running extremes and the index of the last element that was one; a NaN is one from where it stands."""
+        if not x.ndim or not x.size:
+            return x, jnp.zeros(x.shape, jnp.int64)
+
+        def later(left, right):
+            taken = _isnan(right[0]) | beats(right[0], left[0])
+            return jnp.where(taken, right[0], left[0]), jnp.where(taken, right[1], left[1])
+
+        index = lax.broadcasted_iota(jnp.int64, x.shape, dim % x.ndim)
+        return lax.associative_scan(later, (x, index), axis=dim % x.ndim)
+
+    return lower
+
+
+lowers("cummax")(_running_extreme(jnp.greater_equal))
+lowers("cummin")(_running_extreme(jnp.less_equal))
 
 
 @lowers("cdist", "aten::_cdist_forward")
 def cdist(site: Site, x1, x2, p=2.0, compute_mode=None):
     """Distances of all pairs of rows: `f[..., n, d], f[..., m, d] -> f[..., n, m]`; equal rows have gradient 0."""
-    return norm(site, x1[..., :, None, :] - x2[..., None, :, :], p, -1)
+    gaps = x1[..., :, None, :] - x2[..., None, :, :]
+    if p == 0:
+        return jnp.sum(jnp.minimum(jnp.ceil(jnp.abs(gaps)), 1), -1)
+    return norm(site, gaps, p, -1)
 
 
 @lowers("count_nonzero")

@@ -11,7 +11,7 @@ from jax import lax
 from pure_backend.jax_bridge.lowerings import places
 from pure_backend.jax_bridge.lowerings.indexing import scattered
 from pure_backend.jax_bridge.lowerings.registry import Site, lowers
-from pure_backend.jax_bridge.lowerings.values import as_array
+from pure_backend.jax_bridge.lowerings.values import as_array, keep_gradient_of
 
 
 @lowers("scatter_reduce", "aten::scatter_reduce.two")
@@ -71,7 +71,7 @@ def _extreme(x, src, own, put, how: str):
     there = src == _read_back(best, src, put)
     count = put(here.astype(x.dtype), there.astype(x.dtype), "add")
     shared = put(jnp.where(here, x, 0), jnp.where(there, src, 0), "add") / jnp.maximum(count, 1)
-    return best + (shared - lax.stop_gradient(shared))
+    return keep_gradient_of(best, shared)
 
 
 def _worst(dtype, how: str):

@@ -21,7 +21,9 @@ def polygamma(n: int, x: jax.Array) -> jax.Array:
         pole = jnp.copysign(jnp.asarray(jnp.inf, x.dtype), -x)
         return jnp.where(x == 0, pole, lax.digamma(x))
     right = jnp.where(x < 0, 1 - x, x)
-    value = (-1) ** (n + 1) * math.factorial(n) * lax.zeta(jnp.asarray(n + 1.0, x.dtype), right)
+    zeta = lax.zeta(jnp.asarray(n + 1.0, x.dtype), jnp.where(right == 0, 1, right))
+    zeta = jnp.where(right == 0, jnp.inf, jnp.where(jnp.isposinf(right), 0, zeta))  # which JAX calls NaN
+    value = (-1) ** (n + 1) * math.factorial(n) * zeta
     cotangent = 1 / jnp.tan(np.pi * jnp.where(x < 0, x - jnp.round(x), 0.25))
     reflected = (-1) ** n * value - np.pi * jnp.polyval(jnp.asarray(_cotangent_derivative(n), x.dtype), cotangent)
     return jnp.where(x < 0, reflected, value)

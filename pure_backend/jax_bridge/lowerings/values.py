@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -61,15 +62,30 @@ def in_f32(value: Any, dtype: Any) -> jax.Array:
     return as_array(value, jnp.float32) if keeps_f32(value, dtype) else as_array(value, dtype).astype(jnp.float32)
 
 
+def with_tangent(value: Callable[..., Any], tangent: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of one array with a derivative of its own: `tangent(x, t)` is linear in `t`, the change of `x`."""
+    apply = jax.custom_jvp(value)
+    apply.defjvp(lambda primals, tangents: (apply(*primals), tangent(*primals, *tangents)))
+    return lambda x: (apply if jnp.issubdtype(x.dtype, jnp.inexact) else value)(x)
+
+
+_real_magnitude = with_tangent(jnp.abs, lambda x, t: t * sgn(x))
+
+
 def magnitude(x: jax.Array) -> jax.Array:
-    """The absolute value, whose gradient at 0 is 0 as in torch; that of `jnp.abs` is 1."""
-    return jnp.abs(x) if jnp.iscomplexobj(x) else x * jax.lax.stop_gradient(jnp.sign(x))
+    """The absolute value, whose gradient at 0 and NaN is 0 as in torch."""
+    return jnp.abs(x) if jnp.iscomplexobj(x) else _real_magnitude(x)
+
+
+_real_angle = with_tangent(
+    lambda x: jnp.where(jnp.isnan(x), x, jnp.where(x < 0, jnp.asarray(np.pi, x.dtype), 0)), lambda x, t: jnp.zeros_like(t)
+)
 
 
 def angle(x: jax.Array) -> jax.Array:
     """The angle of complex numbers, and 0 or pi for real ones; its gradient at 0 is 0."""
     if not jnp.iscomplexobj(x):
-        return jnp.where(jnp.isnan(x), x, jnp.where(x < 0, jnp.asarray(np.pi, x.dtype), 0))
+        return _real_angle(x)
     zero = x == 0
     return jnp.where(zero, jax.lax.stop_gradient(jnp.angle(x)), jnp.angle(jnp.where(zero, 1, x)))
 
