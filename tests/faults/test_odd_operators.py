@@ -101,3 +101,9 @@ def test_attention_in_evaluation(need_weights, grad):
             return attention(x, x, x, need_weights=need_weights)
 
     agree(f, lambda: (torch.linspace(-1, 1, 48).reshape(2, 3, 8),), **ONE_PROGRAM)
+
+
+def test_a_loss_of_one_row_has_eagers_shape():
+    """Torch's fake tensors give it another one."""
+    target = torch.tensor([1, 0, -1, 2])
+    agree(lambda x: F.multilabel_margin_loss(x * 2, target, reduction="none") + 1, lambda: (torch.arange(4.0) / 3,))

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from pure_backend.jax_bridge.lowerings import places
-from pure_backend.jax_bridge.lowerings.registry import Site, lowers
+from pure_backend.jax_bridge.lowerings.registry import Site, lowers, unsupported
 from pure_backend.jax_bridge.lowerings.values import wide
 
 
@@ -119,6 +119,8 @@ def multi_margin_loss(site: Site, x, target, p=1, margin=1, weight=None, reducti
 @lowers("aten::multilabel_margin_loss_forward")
 def multilabel_margin_loss(site: Site, x, target, reduction):
     """Hinge loss between the classes listed in `target`, up to the first -1, and all others; and which classes are listed."""
+    if x.ndim == 1 and _REDUCTIONS[reduction] == "none":
+        raise unsupported(site, "torch's fake tensors give its result another shape than eager does")
     rows, labels = wide(jnp.atleast_2d(x)), jnp.atleast_2d(target)
     listed = jnp.cumsum(labels < 0, 1) == 0
     own = jnp.any(jax.nn.one_hot(labels, rows.shape[1], dtype=bool) & listed[..., None], 1)
