@@ -21,6 +21,9 @@ _TOLERANCE = {
     torch.bfloat16: (1.6e-2, 1e-2),
 }
 
+# torch's own formula for the gradient takes exponentials of differences of numbers near 10,000: eager is off by 3e-3 itself.
+_LOOSE = {("logcumsumexp", torch.float32): (5e-3, 5e-3)}
+
 
 def difference(entry: OpInfo, want: Observed, got: Observed, truth: Callable[[], Observed | None]) -> str | None:
     """The first difference between eager and compiled, or None.
@@ -77,7 +80,7 @@ def _first_unlike(want: torch.Tensor, got: torch.Tensor, rtol: float, atol: floa
 
 def tolerance(entry: OpInfo, dtype: torch.dtype) -> tuple[float, float]:
     """`(rtol, atol)`: those of the dtype, or the operator's own where torch's tests of it need more."""
-    rtol, atol = _TOLERANCE.get(dtype, (0.0, 0.0))
+    rtol, atol = _LOOSE.get((entry.name, dtype), _TOLERANCE.get(dtype, (0.0, 0.0)))
     for decorator in entry.decorators:
         for inner in decorator.decorators if isinstance(decorator, DecorateInfo) else [decorator]:
             if isinstance(inner, toleranceOverride) and dtype in inner.d:

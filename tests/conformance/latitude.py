@@ -87,7 +87,11 @@ UNDETERMINED = (
         ("one_nan", "nan"),
         "eager's vectors and the rest behind them treat the gradient of NaN differently",
     ),
-    (r"amax|amin|aminmax", ("one_nan", "nan"), "XLA takes a product with a bool for a selection, in which NaN is lost"),
+    (
+        r"(masked_|\w*_reduce_)?(amax|amin)|aminmax",
+        ("one_nan", "nan"),
+        "XLA takes a product with a bool for a selection, in which NaN is lost",
+    ),
     (r"\w*bilinear|einsum|\w*matmul\w*|mm|bmm|mv", (*_NOT_FINITE, *_FAR_APART), "the order of products"),
     (
         r"(special_)?polygamma\w*|mvlgamma\w*",
