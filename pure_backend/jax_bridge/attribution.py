@@ -71,7 +71,7 @@ def _alone(gm: fx.GraphModule, node: fx.Node, device: torch.device, remat: Any) 
 
     def function(key, *arrays):
         values = pytree.tree_unflatten(arrays, spec)
-        return jax.tree.leaves(Walker(KeyStream(key)).node(node, fixed | dict(zip(given, values, strict=True))))
+        return pytree.tree_leaves(Walker(KeyStream(key)).node(node, fixed | dict(zip(given, values, strict=True))))
 
     leaves, spec = pytree.tree_flatten([facts(arg).value for arg in given])  # torch's own result types are no trees of JAX
     with tracing():
