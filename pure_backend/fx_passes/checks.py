@@ -38,6 +38,11 @@ def trust(text: str) -> None:
 class Checked(TorchDispatchMode):
     """Raises `Suspected` where an operator on fake CPU tensors would raise in eager whatever the values are."""
 
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """As torch's own modes: for others torch sets a flag of the process, which threads leave set, and Dynamo then rests."""
+        return True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         call = _Call.of(func, args, kwargs)

@@ -69,6 +69,11 @@ class _Followed(TorchDispatchMode):
         self.unrecorded: set[fx.Node] = set()
         self.in_place = _DetachedInPlace()
 
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """As torch's own modes: for others torch sets a flag of the process, which threads leave set, and Dynamo then rests."""
+        return True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         places = func._schema.arguments
         seen = [self.cut_all(arg) if place.alias_info is None else arg for arg, place in zip(args, places, strict=False)]
