@@ -17,7 +17,6 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from pure_backend.ir.recorded import followable
 from pure_backend.jax_bridge.decompose import FakeCall, traced
 
 
@@ -29,7 +28,8 @@ def backward_graph(call: FakeCall) -> fx.GraphModule:
         `tensors` are the distinct ones of the call.
     """
     with FakeTensorMode(), torch.no_grad():
-        tensors = [followable(tensor) for tensor in call.unique(call.leaves)]
+        # On the CPU: torch_xla's kernels of composites such as `std` have no derivative, and no device matters here.
+        tensors = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in call.unique(call.leaves)]
         results = call(*tensors)
         constant = {i for i, tensor in enumerate(tensors) if not differentiable(tensor) or _refuses(call, tensors, i)}
 
