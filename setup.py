@@ -1,11 +1,30 @@
 """Packaging of pure_backend: ranges are here, the exact versions it is tested with in `requirements/`."""
 
+from pathlib import Path
+
 from setuptools import find_packages, setup
 
 setup(
     name="pure_backend",
     version="0.1.0",
     description="A torch.compile backend that turns pure FX graphs into cached JAX functions.",
+    long_description=(Path(__file__).parent / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="BSD-3-Clause",
+    license_files=["LICENSE"],
+    author="The pure_backend authors",
+    keywords=["pytorch", "torch.compile", "jax", "xla", "tpu", "pallas", "compiler"],
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3 :: Only",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: Software Development :: Compilers",
+    ],
     python_requires=">=3.11",
     packages=find_packages(include=["pure_backend*"]),
     install_requires=[
@@ -29,7 +48,7 @@ setup(
             "pytest-xdist",
             "ruff",
         ],
-        "zoo": ["diffusers", "timm", "torchao", "torchvision", "transformers>=5"],
+        "zoo": ["accelerate", "diffusers", "lightning", "peft", "timm", "torchao", "torchvision", "transformers>=5"],
     },
     entry_points={"torch_dynamo_backends": ["assume_pure = pure_backend.backend:assume_pure"]},
 )
