@@ -44,11 +44,12 @@ from _measure import (
 from torch import nn
 
 from pure_backend.backend import assume_pure
+from pure_backend.calls.guard import Guard
+from pure_backend.calls.plan import Plan
+from pure_backend.calls.specializations import Specializations
 from pure_backend.jax_bridge.autograd import PureFunction
 from pure_backend.jax_bridge.program import Call
 from pure_backend.jax_bridge.runtimes.jax import JaxRuntime
-from pure_backend.signature import Guard
-from pure_backend.specialize import Plan, Specializations
 
 Peers = dict[str, Callable[[], object]]
 

@@ -18,6 +18,9 @@ import torch
 from torch import fx
 
 from pure_backend import _compat, counters
+from pure_backend.calls.plan import Bordered, Plan, plan_call
+from pure_backend.calls.specializations import Specializations
+from pure_backend.calls.staged import Staged
 from pure_backend.errors import ImpureGraphError
 from pure_backend.fx_passes.functional import Functional
 from pure_backend.fx_passes.inline import inline_checkpoints
@@ -27,9 +30,7 @@ from pure_backend.fx_passes.partition import partition
 from pure_backend.ir.failures import graph_failure
 from pure_backend.ir.impurity import Impurity
 from pure_backend.options import Options
-from pure_backend.passes import Reach, functional_graph, outline_repeats
-from pure_backend.specialize import Bordered, Plan, Specializations, plan_call
-from pure_backend.staged import Staged
+from pure_backend.pipeline import Reach, functional_graph, outline_repeats
 
 
 def assume_pure(
@@ -69,7 +70,7 @@ def assume_pure(
 
 def verified(plan: Plan, gm: fx.GraphModule, functional: Functional, verify: Any) -> Any:
     """A plan whose first call is compared with eager."""
-    from pure_backend.inspect.verify import Verified
+    from pure_backend.verify.verified import Verified
 
     return Verified(plan, gm, functional, None if verify is True else verify)
 

@@ -23,32 +23,19 @@ ARROWS = {
     "_compat": {"errors", "_deferred"},
     "fx_passes": {"errors", "options", "ir"},
     "jax_bridge": {"errors", "options", "counters", "ir", "_compat"},
-    "signature": {"_compat", "ir"},
-    "signature_difference": {"ir", "signature"},
     "logs": set(),
     "custom_ops": {"errors", "counters", "ir", "_compat", "jax_bridge"},
     "transforms": {
         *("errors", "options", "ir", "_compat", "jax_bridge", "custom_ops"),
-        *("fx_passes", "signature", "specialize", "passes"),  # a training step joins graphs as the backend does
+        *("fx_passes", "calls", "pipeline"),  # a training step joins graphs as the backend does
     },
-    "passes": {"errors", "counters", "fx_passes", "jax_bridge"},
-    "staged": {"ir", "fx_passes"},
-    "specialize": {
-        "errors",
-        "options",
-        "counters",
-        "_compat",
-        "ir",
-        "fx_passes",
-        "jax_bridge",
-        "signature",
-        "signature_difference",
-        "staged",
-    },
+    "pipeline": {"errors", "counters", "fx_passes", "jax_bridge"},
+    "calls": {"errors", "options", "counters", "_compat", "ir", "fx_passes", "jax_bridge"},
+    "verify": {"errors", "_compat", "ir", "fx_passes", "jax_bridge"},
     "inspect": {"errors", "options", "counters", "ir", "_compat", "fx_passes", "jax_bridge", "custom_ops", "backend"},
     "backend": {
         *("errors", "options", "counters", "_compat", "ir", "fx_passes", "jax_bridge"),
-        *("passes", "specialize", "staged", "inspect"),
+        *("pipeline", "calls", "verify"),
     },
 }
 

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from pure_backend.calls.guard import Guard
+from pure_backend.calls.signature import signature
 from pure_backend.ir.geometry import Placed
-from pure_backend.signature import Guard, signature
 
 
 def batch():

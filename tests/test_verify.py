@@ -16,9 +16,9 @@ from torch import nn
 from torch._higher_order_ops.scan import scan
 
 import pure_backend
-from pure_backend import specialize
-from pure_backend.inspect import verify
+from pure_backend.calls import plan
 from pure_backend.jax_bridge.lowerings import registry
+from pure_backend.verify import verified
 
 VERIFY = {"options": {"verify": True}}
 
@@ -194,8 +194,8 @@ def test_random_numbers_are_those_of_an_unverified_call():
 
 def test_only_first_calls_are_compared(monkeypatch):
     runs = []
-    run = verify.run_eagerly
-    monkeypatch.setattr(verify, "run_eagerly", lambda gm, args: runs.append(1) or run(gm, args))
+    run = verified.run_eagerly
+    monkeypatch.setattr(verified, "run_eagerly", lambda gm, args: runs.append(1) or run(gm, args))
     f = compiled(lambda x: x.sin(), dynamic=False, **VERIFY)
     for size in (3, 3, 4, 3):
         f(torch.ones(size))
@@ -273,8 +273,8 @@ def test_wrong_integers_and_special_values_are_found(wrong):
 
 
 def test_nodes_put_together_wrongly_are_told_from_wrong_nodes(monkeypatch):
-    call = specialize.call_program
-    monkeypatch.setattr(specialize, "call_program", lambda *args: [result + 1 for result in call(*args)])
+    call = plan.call_program
+    monkeypatch.setattr(plan, "call_program", lambda *args: [result + 1 for result in call(*args)])
     with pytest.raises(pure_backend.AccuracyError, match="no node differs on its own") as caught:
         compiled(lambda x: x.sin(), **VERIFY)(torch.ones(3))
     assert (caught.value.node, caught.value.reproducer) == ("", None)

@@ -10,9 +10,9 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 
+from pure_backend.calls.signature import signature
 from pure_backend.ir.describe import describe_tensor
 from pure_backend.ir.exact import exact
-from pure_backend.signature import signature
 from pure_backend.transforms.capture import Captured
 from pure_backend.transforms.layer_graph import LayerGraph, capture
 from pure_backend.transforms.loops import scan

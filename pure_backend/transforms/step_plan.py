@@ -9,6 +9,10 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from pure_backend.calls.guard import Guard
+from pure_backend.calls.places import overlapping, span
+from pure_backend.calls.plan import output_leaf
+from pure_backend.calls.signature import signature
 from pure_backend.errors import UnsupportedOperatorError
 from pure_backend.fx_passes.functional import Alias, Functional, Value
 from pure_backend.fx_passes.inputs import argument_name
@@ -20,8 +24,6 @@ from pure_backend.jax_bridge.avals import is_differentiable
 from pure_backend.jax_bridge.program import Program
 from pure_backend.jax_bridge.rng import NO_KEY, draw_key
 from pure_backend.jax_bridge.whole_step import Wiring, step_program
-from pure_backend.signature import Guard, overlapping, signature, span
-from pure_backend.specialize import output_leaf
 from pure_backend.transforms.updates import Update, Updates
 
 _LIMIT = 16

@@ -14,11 +14,12 @@ from torch._dynamo.exc import Unsupported, UserError
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
+from pure_backend.calls.plan import Bordered
+from pure_backend.calls.specializations import Specializations
 from pure_backend.errors import ImpureFunctionError, UnsupportedOperatorError
 from pure_backend.fx_passes.normalize import normalize
 from pure_backend.options import Options
-from pure_backend.passes import functional_graph, outline_repeats
-from pure_backend.specialize import Bordered, Specializations
+from pure_backend.pipeline import functional_graph, outline_repeats
 from pure_backend.transforms.capture import Captured
 from pure_backend.transforms.step_plan import Call, Rules, StepPlan
 from pure_backend.transforms.updates import Updates

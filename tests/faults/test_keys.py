@@ -14,10 +14,11 @@ from torch import nn
 
 import pure_backend
 from pure_backend import TrainStep, call_jax, jax_op, scan_layers
+from pure_backend.calls.guard import Guard
+from pure_backend.calls.signature import signature
 from pure_backend.ir.exact import Same, exact
 from pure_backend.ir.geometry import Placed
 from pure_backend.jax_bridge.compile import settings
-from pure_backend.signature import Guard, signature
 
 TELLING = [1, 1.0, True, 0, 0.0, -0.0, False, float("nan"), "1", None, 1 + 0j, complex(0.0, -0.0), 0j, (1,), (1.0,), (True,)]
 TELLING += [np.float32(1), np.float64(1), np.int64(1), frozenset([1]), frozenset([1.0])]

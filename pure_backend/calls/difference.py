@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from pure_backend.calls.signature import MODES
 from pure_backend.ir.describe import DTYPES
-from pure_backend.signature import MODES
 
 _TENSOR = ("shape", "stride", "dtype", "requires_grad", "device", "kind")
 _SHOWN = 3

@@ -22,11 +22,11 @@ from torch.utils import _pytree as pytree
 
 from pure_backend.errors import AccuracyError
 from pure_backend.fx_passes.functional import Functional, Value
-from pure_backend.inspect.culprit import Culprit, first_difference, is_uninitialized
-from pure_backend.inspect.difference import Bounds, Difference, compare, compare_calls
-from pure_backend.inspect.eager_reference import Copies, autocast_moved, no_autocast, plain_copy, random_state_kept, run_eagerly
-from pure_backend.inspect.reproducer import write_reproducer
 from pure_backend.ir.describe import describe_node, describe_tensor
+from pure_backend.verify.culprit import Culprit, first_difference, is_uninitialized
+from pure_backend.verify.difference import Bounds, Difference, compare, compare_calls
+from pure_backend.verify.eager_reference import Copies, autocast_moved, no_autocast, plain_copy, random_state_kept, run_eagerly
+from pure_backend.verify.reproducer import write_reproducer
 
 _logger = logging.getLogger("pure_backend")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,40 +10,13 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from pure_backend.calls.eager import EagerStage
 from pure_backend.fx_passes.partition import Stage, for_arguments
-from pure_backend.fx_passes.regions import changes_mode
 from pure_backend.ir.geometry import ANYWHERE
 from pure_backend.ir.impurity import Impurity
-from pure_backend.ir.modes import modes_kept
-from pure_backend.ir.wrapper import dispatches
 
 _logger = logging.getLogger("pure_backend")
 Compile = Callable[[fx.GraphModule], Callable[..., Sequence[Any]]]
-
-
-class EagerStage:
-    """Nodes that run in eager torch."""
-
-    def __init__(self, gm: fx.GraphModule) -> None:
-        self.gm = gm
-        self.has_modes = any(changes_mode(node) for node in gm.graph.nodes)
-
-    def __call__(self, args: Sequence[Any]) -> Any:
-        """What the stage's graph returns."""
-        with contextlib.ExitStack() as stack:
-            if self.has_modes:
-                stack.enter_context(modes_kept())
-            if any(map(_is_traced_subclass, args)):
-                stack.enter_context(torch._C.DisableTorchFunctionSubclass())
-            return fx.Interpreter(self.gm).run(*args)
-
-
-def _is_traced_subclass(value: Any) -> bool:
-    """Whether Dynamo has traced through a tensor's `__torch_function__` already: not for one that also dispatches."""
-    return isinstance(value, torch.Tensor) and type(value) not in _PLAIN and not dispatches(value)
-
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 class PureStage:
