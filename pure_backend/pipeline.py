@@ -1,77 +1,166 @@
-"""The passes that make a normalized graph a function of values, in their order."""
+"""The passes, in their order: they make Dynamo's graph a function of values, which a program is traced from.
+
+`OF_A_GRAPH` run once, `OF_A_CALL` once per signature; a graph is linted after each of them, and nobody edits it afterwards.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pure_backend import counters
 from pure_backend.errors import ImpureGraphError
 from pure_backend.fx_passes.border import Border
 from pure_backend.fx_passes.chains import loop_chains
 from pure_backend.fx_passes.functional import Functional
+from pure_backend.fx_passes.functorch import group_regions, open_functions
 from pure_backend.fx_passes.inputs import check_inputs, fake_inputs
 from pure_backend.fx_passes.mutation import functionalize
+from pure_backend.fx_passes.normalize import Normalized, lift_attributes
 from pure_backend.fx_passes.propagate import propagate
-from pure_backend.fx_passes.reach import gradient_reach
+from pure_backend.fx_passes.reach import Reach, gradient_reach
 from pure_backend.fx_passes.repeats import share_repeats
+from pure_backend.fx_passes.scopes import name_scopes
+from pure_backend.fx_passes.sharding import thread_annotations
+from pure_backend.fx_passes.stacks import hoist_stacks
+from pure_backend.fx_passes.tensors import tensors_only
 from pure_backend.fx_passes.unwrap import has_wrappers, unwrap
+from pure_backend.ir.donors import take_markers
+from pure_backend.ir.facts import facts
 from pure_backend.jax_bridge.lowerings.registry import has_lowering
+from pure_backend.options import Options
 
-Reach = Callable[[torch.Tensor], frozenset[int]]
+Fakes = Callable[[fx.GraphModule, Sequence[Any]], tuple[FakeTensorMode, list[Any]]]
 
 
-class FunctionalGraph(NamedTuple):
-    """A graph as a function of values.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Prepared:
+    """A graph as a function of values, for the arguments of one call.
 
     Attributes:
         functional: The function.
-        reach: Which inputs a result's gradient reaches.
+        reach: For each of its results, the inputs that the result's gradient reaches.
         device: The device that the arguments lie on.
-        gm: The propagated graph that it was made from.
-        border: If wrapper subclasses were taken apart, how calls of the original graph become calls of this one.
+        source: The propagated graph of plain tensors that it was made from.
+        border: If wrapper subclasses were taken apart, how calls of the original graph become calls of `source`.
     """
 
     functional: Functional
-    reach: Reach
+    reach: tuple[frozenset[int], ...]
     device: torch.device
-    gm: fx.GraphModule
+    source: fx.GraphModule
     border: Border | None
 
 
-def functional_graph(gm: fx.GraphModule, args: Sequence[Any]) -> FunctionalGraph:
-    """A normalized graph as a function of values, for the arguments of one call.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Draft:
+    """What the passes of a call hand on: what was asked for, and what they have found so far."""
+
+    gm: fx.GraphModule
+    args: Sequence[Any]
+    options: Options
+    alone: Sequence[torch.Tensor]
+    fakes: Fakes
+    border: Border | None = None
+    reach: Reach = lambda tensor: frozenset()
+    functional: Functional | None = None
+
+
+def _propagate(draft: Draft) -> Draft:
+    """Facts in every node, for these arguments."""
+    fake_mode, fakes = draft.fakes(draft.gm, draft.args)
+    with counters.stage("propagate"):
+        reach = gradient_reach(fakes)
+        impurities = propagate(draft.gm, fakes, fake_mode, has_lowering)
+    if impurities:
+        raise ImpureGraphError(impurities)
+    return dataclasses.replace(draft, reach=reach)
+
+
+def _unwrap(draft: Draft) -> Draft:
+    """Wrapper subclasses become their plain tensors."""
+    if not has_wrappers(draft.gm):
+        return draft
+    with counters.stage("unwrap"):
+        border = unwrap(draft.gm)
+    return _propagate(dataclasses.replace(draft, gm=border.gm, args=border.enter(draft.args), border=border))
+
+
+def _functionalize(draft: Draft) -> Draft:
+    """Writes and views become values."""
+    with counters.stage("mutation"):
+        return dataclasses.replace(draft, functional=functionalize(draft.gm))
+
+
+def _share_repeats(draft: Draft) -> Draft:
+    """Repeated stretches become calls of one body, or loops of it."""
+    with counters.stage("repeats"):
+        if draft.options.repeats != "off" and share_repeats(draft.functional.gm) and draft.options.repeats == "scan":
+            loop_chains(draft.functional.gm)
+    return draft
+
+
+def _hoist_stacks(draft: Draft) -> Draft:
+    """What the turns of a loop have of their own is stacked before the program."""
+    alone = {id(tensor) for tensor in draft.alone}
+    kept = [i for i, arg in enumerate(draft.args) if id(arg) in alone]
+    return dataclasses.replace(draft, functional=hoist_stacks(draft.functional, kept))
+
+
+def _tensors_only(draft: Draft) -> Draft:
+    """Only tensors are inputs."""
+    return dataclasses.replace(draft, functional=tensors_only(draft.functional))
+
+
+OF_A_GRAPH = (name_scopes, take_markers, thread_annotations, group_regions, open_functions)
+OF_A_CALL = (_propagate, _unwrap, _functionalize, _share_repeats, _hoist_stacks, _tensors_only)
+
+
+def normalize(gm: fx.GraphModule) -> Normalized:
+    """A private copy of Dynamo's graph, in the form that every call of it begins with."""
+    with counters.stage("normalize"):
+        normalized = lift_attributes(gm)
+        for run in OF_A_GRAPH:
+            run(normalized.gm)
+            normalized.gm.graph.lint()
+    return normalized
+
+
+def prepare(
+    gm: fx.GraphModule,
+    args: Sequence[Any],
+    options: Options,
+    alone: Sequence[torch.Tensor] = (),
+    fakes: Fakes = fake_inputs,
+) -> Prepared:
+    """A normalized graph as a function of values.
+
+    Args:
+        gm: The graph; its nodes are annotated.
+        args: The arguments of the call.
+        options: The user's options.
+        alone: Arguments that each stay an input by themselves, since the caller exchanges them.
+        fakes: Makes the fake arguments.
 
     Raises:
+        DeviceError: The arguments lie on several devices.
         ImpureGraphError: With every node that cannot be in a program.
     """
     device = check_inputs(gm, args)
-    fake_mode, fakes = fake_inputs(gm, args)
-    with counters.stage("propagate"):
-        reach = gradient_reach(fakes)
-        impurities = propagate(gm, fakes, fake_mode, has_lowering)
-    if impurities:
-        raise ImpureGraphError(impurities)
-    if has_wrappers(gm):
-        with counters.stage("unwrap"):
-            border = unwrap(gm)
-        return functional_graph(border.gm, border.enter(args))._replace(border=border)
-    with counters.stage("mutation"):
-        return FunctionalGraph(functionalize(gm), reach, device, gm, None)
+    draft = Draft(gm, args, options, alone, fakes)
+    for run in OF_A_CALL:
+        draft = run(draft)
+        (draft.functional or draft).gm.graph.lint()
+    return _finished(draft, device)
 
 
-def outline_repeats(gm: fx.GraphModule, choice: str) -> bool:
-    """Make repeated stretches of a functional graph calls of one body, or loops of it; whether there are any.
-
-    Args:
-        gm: The graph.
-        choice: See `Options.repeats`.
-    """
-    with counters.stage("repeats"):
-        shared = choice != "off" and share_repeats(gm)
-        if shared and choice == "scan":
-            loop_chains(gm)
-    return shared
+def _finished(draft: Draft, device: torch.device) -> Prepared:
+    functional = draft.functional
+    results = zip(functional.gm.graph.output_node().args[0], functional.differentiable, strict=True)
+    reach = (draft.reach(facts(node).value) if carries else () for node, carries in results)
+    return Prepared(functional, tuple(map(functional.inputs.of, reach)), device, draft.gm, draft.border)

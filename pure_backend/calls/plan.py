@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,9 +11,8 @@ from torch.utils import _pytree as pytree
 
 from pure_backend import _compat
 from pure_backend.fx_passes.border import Border
-from pure_backend.fx_passes.functional import Alias, Constant, Functional, Value, WriteBack
+from pure_backend.fx_passes.functional import Alias, Constant, Value, WriteBack
 from pure_backend.fx_passes.inputs import argument_name
-from pure_backend.fx_passes.stacks import Source, hoist_stacks
 from pure_backend.ir.donors import check_valid, donors, give_away
 from pure_backend.ir.facts import facts
 from pure_backend.ir.modes import save_an_empty_tensor
@@ -21,7 +21,7 @@ from pure_backend.jax_bridge.autograd import call_program
 from pure_backend.jax_bridge.compile import compile_graph
 from pure_backend.jax_bridge.program import Program
 from pure_backend.jax_bridge.rng import NO_KEY, draw_key
-from pure_backend.options import Options
+from pure_backend.pipeline import Prepared
 
 # torch_xla returns these as the signed type of their width.
 _RETYPED_ON_XLA = (torch.uint16, torch.uint32, torch.uint64)
@@ -30,21 +30,13 @@ _RETYPED_ON_XLA = (torch.uint16, torch.uint32, torch.uint64)
 class Plan:
     """All that a call with one signature does: gather, one program, write-backs, outputs. Nothing is checked here."""
 
-    def __init__(
-        self,
-        functional: Functional,
-        program: Program,
-        positions: Sequence[Source],
-        device: torch.device,
-        donors: Sequence[int] = (),
-    ) -> None:
+    def __init__(self, prepared: Prepared, program: Program, donors: Sequence[int] = ()) -> None:
+        functional, device = prepared.functional, prepared.device
         self.program = program
+        self.inputs = inputs = functional.inputs
         self.donors = tuple(donors)
-        written = {write_back.input for write_back in functional.write_backs}
-        self.renewed = frozenset(place for place, i in enumerate(positions) if i in written)  # valid: they get a new value
-        self.positions = tuple(i if isinstance(i, int) else i[0] for i in positions)
-        self.stacks = tuple((place, i) for place, i in enumerate(positions) if not isinstance(i, int))
-        self.storages = tuple((positions.index(i), *extent) for i, extent in functional.storage_inputs.items())
+        self.renewed = inputs.of(write_back.input for write_back in functional.write_backs)  # valid: they get a new value
+        self.storages = tuple((inputs.position[i], *extent) for i, extent in functional.storage_inputs.items())
         self.write_backs = functional.write_backs
         self.placed = functional.placed
         self.before = {i: before for i, (before, _) in functional.storage_inputs.items()}
@@ -57,10 +49,9 @@ class Plan:
         self.device = device
         results = functional.gm.graph.output_node().args[0]
         devices = [_named(facts(node).value.device) for node in results]
-        inputs = [(n, facts(n).value) for n in functional.gm.graph.find_nodes(op="placeholder", sort=True)]
-        tensors = [value for _, value in inputs if isinstance(value, torch.Tensor)]
-        self.names = ("the random key", *(argument_name(n) for n, value in inputs if isinstance(value, torch.Tensor)))
-        self.moved = tuple(place for place, tensor in enumerate(tensors) if tensor.device != device)
+        placeholders = functional.gm.graph.find_nodes(op="placeholder", sort=True)
+        self.names = ("the random key", *map(argument_name, placeholders))
+        self.moved = tuple(i for i, node in enumerate(placeholders) if facts(node).value.device != device)
         self.key = None if program.uses_key else NO_KEY.to(device)
         self.grad_after = facts(functional.gm.graph.output_node()).grad
         self.elsewhere = {i: d for i, d in enumerate(devices) if d != device}
@@ -105,11 +96,8 @@ class Plan:
 
     def gather(self, args: Sequence[Any]) -> list[torch.Tensor]:
         """The program's inputs: the key, then the tensors."""
-        tensors = [args[i] for i in self.positions]
-        if self.stacks:
-            with torch.set_grad_enabled(bool(self.program.inputs)):
-                for place, members in self.stacks:
-                    tensors[place] = torch.stack([args[i] for i in members])
+        with torch.set_grad_enabled(bool(self.program.inputs)) if self.inputs.stacks else contextlib.nullcontext():
+            tensors = self.inputs.gather(args)
         for place, before, extent in self.storages:
             tensors[place] = _storage_of(tensors[place], before, extent)
         for place in self.moved:  # CPU scalars beside tensors on an accelerator
@@ -152,35 +140,21 @@ def _storage_of(tensor: torch.Tensor, before: int, extent: int) -> torch.Tensor:
     return tensor.detach().as_strided((extent,), (1,), tensor.storage_offset() - before)
 
 
-def plan_call(
-    functional: Functional, reach: Callable[[torch.Tensor], frozenset[int]], device: torch.device, options: Options
-) -> Plan:
-    """The plan of a functional graph.
+def plan_call(prepared: Prepared, remat: Any) -> Plan:
+    """The plan of a prepared graph.
 
     Args:
-        functional: The graph.
-        reach: Which original inputs a result's gradient reaches, see `gradient_reach`.
-        device: The device that it runs on.
-        options: The user's options.
+        prepared: The graph.
+        remat: See `Options.remat`.
 
     Raises:
         ImpureGraphError: With the nodes that cannot be lowered or differentiated.
     """
+    functional, device = prepared.functional, prepared.device
     placeholders = functional.gm.graph.find_nodes(op="placeholder", sort=True)
-    given = [placeholders.index(node) for node in donors(functional.gm)]
-    written_back = [write_back.input for write_back in functional.write_backs]
-    sources = hoist_stacks(functional.gm, {*given, *written_back, *functional.storage_inputs})
-    placeholders = functional.gm.graph.find_nodes(op="placeholder", sort=True)
-    positions = [i for i, p in zip(sources, placeholders, strict=True) if isinstance(facts(p).value, torch.Tensor)]
-    place = {i: at for at, source in enumerate(positions) for i in ((source,) if isinstance(source, int) else source)}
-    results = functional.gm.graph.output_node().args[0]
-    reached = [
-        frozenset(place[i] for i in reach(facts(node).value)) if carries else frozenset()
-        for node, carries in zip(results, functional.differentiable, strict=True)
-    ]
-    given_away = [place[i] for i in given if i in place]
-    written = sorted({place[i] for i in written_back} | set(given_away))
-    with attributed(functional.gm, device, options.remat):
-        program = compile_graph(functional.gm, functional.differentiable, reached, written, device, options.remat)
+    given_away = [placeholders.index(node) for node in donors(functional.gm)]
+    written = sorted(functional.inputs.of(write_back.input for write_back in functional.write_backs).union(given_away))
+    with attributed(functional.gm, device, remat):
+        program = compile_graph(functional.gm, functional.differentiable, prepared.reach, written, device, remat)
         program.prepare()
-    return Plan(functional, program, positions, device, given_away if device.type == "xla" else ())
+    return Plan(prepared, program, given_away if device.type == "xla" else ())

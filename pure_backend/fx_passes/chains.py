@@ -33,7 +33,6 @@ def loop_chains(gm: fx.GraphModule) -> None:
         chain.append(node)
     if chain:
         _loop(gm.graph, chain, position)
-    gm.graph.lint()
     gm.recompile()
 
 

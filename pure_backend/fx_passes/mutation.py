@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 from pure_backend.errors import ImpureGraphError, UnsupportedOperatorError
 from pure_backend.fx_passes.foreach import one_after_the_other
-from pure_backend.fx_passes.functional import Alias, Constant, Functional, Value, WriteBack
+from pure_backend.fx_passes.functional import Alias, Constant, Functional, Inputs, Value, WriteBack
 from pure_backend.fx_passes.replay import SAME, view_between, view_by_strides, view_of_output
 from pure_backend.ir import functional_ops
 from pure_backend.ir.describe import tensor_leaves
@@ -314,7 +314,9 @@ class _Pass:
         write_backs = tuple(self.write_backs(results))
         differentiable += [write_back.recorded for write_back in write_backs]
         gm = self.module(results)
-        return Functional(gm, tuple(differentiable), tuple(outputs), spec, write_backs, self.storage_inputs, self.placed())
+        inputs = Inputs(tuple(range(len(self.placeholders))))
+        carries, leaves = tuple(differentiable), tuple(outputs)
+        return Functional(gm, inputs, carries, leaves, spec, write_backs, self.storage_inputs, self.placed())
 
     def placed(self) -> Placed:
         """The inputs on storages that are written or read by `as_strided`."""

@@ -1,4 +1,4 @@
-"""A private copy of Dynamo's graph whose tensor attributes are inputs."""
+"""A private copy of Dynamo's graph whose tensor attributes are arguments."""
 
 from __future__ import annotations
 
@@ -9,15 +9,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from pure_backend.fx_passes.functorch import group_regions, open_functions
-from pure_backend.fx_passes.scopes import name_scopes
-from pure_backend.fx_passes.sharding import thread_annotations
-from pure_backend.ir.donors import take_markers
-
 
 @dataclasses.dataclass(frozen=True)
 class Normalized:
-    """A graph that may be edited, and where its extra inputs come from.
+    """A graph that may be edited, and where its extra arguments come from.
 
     Attributes:
         gm: The copy. Its first placeholders are the original ones, then one for each lifted attribute.
@@ -33,8 +28,8 @@ class Normalized:
         return tuple(getattr(owner, name) for owner, name in self.lifted)
 
 
-def normalize(gm: fx.GraphModule) -> Normalized:
-    """Copy a graph and turn its tensor attributes into inputs.
+def lift_attributes(gm: fx.GraphModule) -> Normalized:
+    """Copy a graph and turn its tensor attributes into arguments.
 
     Before: `%c = get_attr[target=_tensor_constant0]`; after: `%c = placeholder[target=_tensor_constant0]`. A constant baked
     into a program would be copied into every executable and would miss later changes of a buffer.
@@ -57,14 +52,7 @@ def normalize(gm: fx.GraphModule) -> Normalized:
             continue
         mapping[node] = graph.node_copy(node, mapping.__getitem__)
     _placeholders_first(graph)
-    copy = fx.GraphModule(gm, graph)
-    name_scopes(copy)
-    take_markers(copy)
-    thread_annotations(copy)
-    group_regions(copy)
-    open_functions(copy)
-    copy.graph.lint()
-    return Normalized(copy, tuple(owners))
+    return Normalized(fx.GraphModule(gm, graph), tuple(owners))
 
 
 def _owner(gm: fx.GraphModule, target: str) -> tuple[Any, str]:

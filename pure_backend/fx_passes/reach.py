@@ -11,8 +11,11 @@ from typing import Any
 
 import torch
 
+Reach = Callable[[torch.Tensor], frozenset[int]]
+"""The positions of the arguments that a tensor's gradient reaches."""
 
-def gradient_reach(args: Sequence[Any]) -> Callable[[torch.Tensor], frozenset[int]]:
+
+def gradient_reach(args: Sequence[Any]) -> Reach:
     """Remember where the autograd graph ends, before the graph runs.
 
     Args:

@@ -18,7 +18,7 @@ from torch import fx
 
 from pure_backend.ir.canonical import graph_key, node_text
 from pure_backend.ir.facts import Facts, facts
-from pure_backend.ir.region import Shared
+from pure_backend.ir.region import Chain, Shared
 from pure_backend.ir.repetition import repetitions
 
 _SHORTEST = 8
@@ -32,9 +32,13 @@ def share_repeats(gm: fx.GraphModule) -> bool:
         stretches = [nodes[start : start + repetition.length] for start in repetition.starts]
         changed |= _share(gm, stretches)
     if changed:
-        gm.graph.lint()
         gm.recompile()
     return changed
+
+
+def calls_bodies(gm: fx.GraphModule) -> bool:
+    """Whether repeated stretches of a functional graph were made calls of a body."""
+    return any(isinstance(node.target, (Shared, Chain)) for node in gm.graph.nodes)
 
 
 def _token(node: fx.Node, gm: fx.GraphModule) -> Any:

@@ -11,35 +11,37 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
 from torch import fx
 
+from pure_backend.fx_passes.functional import Functional, Inputs, Source
+from pure_backend.ir.donors import donors
 from pure_backend.ir.facts import Facts, facts
 from pure_backend.ir.region import Chain
 
-Source = int | tuple[int, ...]
-"""The input that a placeholder stands for, or the inputs that it is the stack of."""
 
-
-def hoist_stacks(gm: fx.GraphModule, kept: AbstractSet[int]) -> list[Source]:
-    """Give loops the stacks of inputs that nothing else reads, in place.
+def hoist_stacks(functional: Functional, kept: Iterable[int]) -> Functional:
+    """Give the loops of a functional graph, which is edited, the stacks of arguments that nothing else reads.
 
     Args:
-        gm: A functional graph.
-        kept: Positions of inputs that stay what they are.
+        functional: The graph.
+        kept: Arguments that stay inputs by themselves, beside those that are written or donated.
 
     Returns:
-        What each placeholder of the changed graph stands for.
+        The graph with what its inputs are now.
     """
-    placeholders = gm.graph.find_nodes(op="placeholder", sort=True)
-    sources: dict[fx.Node, Source] = {p: i for i, p in enumerate(placeholders)}
+    gm = functional.gm
     loops = [node for node in gm.graph.nodes if isinstance(node.target, Chain)]
     if not loops:
-        return list(range(len(placeholders)))
+        return functional
+    placeholders = gm.graph.find_nodes(op="placeholder", sort=True)
+    sources: dict[fx.Node, Source] = dict(zip(placeholders, functional.inputs.sources, strict=True))
+    given_away = (sources[node] for node in donors(gm))
+    kept = {*kept, *given_away, *(w.input for w in functional.write_backs), *functional.storage_inputs}
     for node in loops:
         stacked, uses = {}, Counter(node.args)
         for i, operands in enumerate(node.target.by_input(node.args)):
@@ -50,9 +52,9 @@ def hoist_stacks(gm: fx.GraphModule, kept: AbstractSet[int]) -> list[Source]:
     for node in placeholders:
         if node not in sources:
             gm.graph.erase_node(node)
-    gm.graph.lint()
     gm.recompile()
-    return [sources[node] for node in gm.graph.find_nodes(op="placeholder", sort=True)]
+    left = tuple(sources[node] for node in gm.graph.find_nodes(op="placeholder", sort=True))
+    return dataclasses.replace(functional, inputs=Inputs(left))
 
 
 def _may_be_stacked(operands: Sequence[fx.Node], loop: fx.Node, uses: Any, sources: Any, kept: AbstractSet[int]) -> bool:

@@ -71,7 +71,6 @@ def _original(fn: Callable[..., Any]) -> Callable[..., Any]:
 class _Capture:
     """A graph as it came from Dynamo, and what it was compiled to."""
 
-    gm: fx.GraphModule
     reason: Any
     specializations: Any
 
@@ -79,13 +78,11 @@ class _Capture:
 def _recorder(captures: list[_Capture], options: Options) -> Callable[..., Any]:
     """A backend that remembers what it compiled."""
     from pure_backend.backend import compiled_graph
-    from pure_backend.fx_passes.normalize import normalize
+    from pure_backend.pipeline import normalize
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        with counters.stage("normalize"):
-            normalized = normalize(gm)
-        specializations = compiled_graph(normalized, options)
-        captures.append(_Capture(normalized.gm, getattr(gm, "compile_subgraph_reason", None), specializations))
+        specializations = compiled_graph(normalize(gm), options)
+        captures.append(_Capture(getattr(gm, "compile_subgraph_reason", None), specializations))
 
         def call(*args: Any) -> Any:
             return specializations(*args)
@@ -241,14 +238,15 @@ def _report(captures: Sequence[_Capture], breaks: Sequence[Break], statistics: c
     graphs, partitions, programs = [], [], []
     for number, capture in enumerate(captures):
         places: dict[str, int] = {}
-        everything = frozenset(node.name for node in capture.gm.graph.nodes if _computes(node))
+        gm = capture.specializations.normalized.gm
+        everything = frozenset(node.name for node in gm.graph.nodes if _computes(node))
         for plan, held in _plans(capture.specializations, everything):
             places |= {name: places.get(name, len(partitions)) for name in held}
             programs.append(Sides(plan.program))
             partitions.append(_partition(number, len(held), plan, programs[-1]))
         impurities = tuple(dict.fromkeys(_impurities(capture.specializations)))
         values = _values(capture.specializations)
-        nodes = _nodes(capture.gm, values, places, {impurity.node: impurity for impurity in impurities})
+        nodes = _nodes(gm, values, places, {impurity.node: impurity for impurity in impurities})
         graphs.append(Graph(nodes, impurities, _eager_reason(capture.specializations)))
     return Report(graphs, partitions, programs, breaks, statistics, result)
 

@@ -10,9 +10,9 @@ import torch
 from torch import fx
 
 from pure_backend.backend import compiled_graph
-from pure_backend.fx_passes.normalize import normalize
 from pure_backend.ir.donors import donors
 from pure_backend.options import Options
+from pure_backend.pipeline import normalize
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,10 +68,10 @@ def capture(fn: Any, args: tuple, kwargs: dict[str, Any], donate: tuple[int, ...
         raise ValueError(f"compile_for_tpu: the graph runs in eager: {plan.reason}")
     program = plan.program
     placeholders = stop.specializations.normalized.gm.graph.find_nodes(op="placeholder", sort=True)
-    names = ("key", *(placeholders[i].name.strip("_") for i in plan.positions))
+    names = ("key", *(placeholders[i].name.strip("_") for i in plan.inputs.firsts))
     if backward:
         return _backward(program, names)
-    place = {position: i + 1 for i, position in enumerate(plan.positions)}
+    place = {position: i + 1 for position, i in plan.inputs.position.items()}
     written = {place[write_back.input]: write_back.index for write_back in plan.write_backs}
     given_away = {place[placeholders.index(n)] for n in donors(stop.specializations.normalized.gm)}
     given_away |= {place[_position(args, i, stop.args_of_graph)] for i in donate}

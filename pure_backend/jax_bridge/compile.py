@@ -48,16 +48,15 @@ def compile_graph(
     """The program of a functional graph.
 
     Args:
-        gm: Its placeholders that are tensors become the program's inputs 1, 2, ...; input 0 is the random key.
+        gm: Its placeholders become the program's inputs 1, 2, ...; input 0 is the random key.
         differentiable: For each output, whether it carries a gradient.
-        reach: For each output, the tensor placeholders (by position among them) whose gradient it contributes to.
-        written: The tensor placeholders (by position among them) that the caller writes after each call.
+        reach: For each output, the placeholders whose gradient it contributes to.
+        written: The placeholders that the caller writes after each call.
         device: Where it will run.
         remat: See `Options.remat`.
     """
     _compat.torchax()
     tensors = [facts(n).value for n in gm.graph.find_nodes(op="placeholder", sort=True)]
-    tensors = [value for value in tensors if isinstance(value, torch.Tensor)]
     wanted = tuple(i + 1 for i, t in enumerate(tensors) if t.requires_grad and is_differentiable(t.dtype))
     inputs = wanted if any(differentiable) else ()
     carries = tuple(differentiable) if inputs else (False,) * len(differentiable)
@@ -68,7 +67,7 @@ def compile_graph(
     def traced() -> tuple[Any, bool]:
         with counters.stage("trace", f"a graph of {len(gm.graph.nodes)} nodes"), _compat.x64(), saved_tensors_unseen():
             counters.count("traces")
-            return trace(tensors_only(gm), [to_aval(t) for t in tensors])
+            return trace(gm, [to_aval(t) for t in tensors])
 
     def make() -> Program:
         runtime = runtime_for(device)
@@ -80,14 +79,6 @@ def compile_graph(
         return Program(jaxpr, inputs, carries, shifted, uses_key, runtime, remat, after, executables)
 
     return programs.get(key, make)
-
-
-def tensors_only(gm: fx.GraphModule) -> fx.GraphModule:
-    """Erase the placeholders that are no tensors: their values are constants in the nodes already."""
-    for node in gm.graph.find_nodes(op="placeholder"):
-        if not isinstance(facts(node).value, torch.Tensor):
-            gm.graph.erase_node(node)
-    return gm
 
 
 def settings() -> tuple[Any, ...]:

@@ -20,7 +20,7 @@ from pure_backend import _compat, counters
 from pure_backend.ir.canonical import graph_key
 from pure_backend.ir.facts import facts
 from pure_backend.jax_bridge.avals import to_aval
-from pure_backend.jax_bridge.compile import programs, settings, tensors_only
+from pure_backend.jax_bridge.compile import programs, settings
 from pure_backend.jax_bridge.program import Program
 from pure_backend.jax_bridge.rng import KEY_SHAPE, fold_data
 from pure_backend.jax_bridge.runtimes import place_of, runtime_for
@@ -116,7 +116,6 @@ def step_program(
 
 def _traced(gm: fx.GraphModule) -> tuple[Any, bool, list[jax.ShapeDtypeStruct]]:
     counters.count("traces")
-    gm = tensors_only(gm)
     avals = [to_aval(facts(node).value) for node in gm.graph.find_nodes(op="placeholder", sort=True)]
     return *trace(gm, avals), avals
 

@@ -20,13 +20,12 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from pure_backend import _compat
-from pure_backend.errors import ImpureFunctionError, ImpureGraphError, UnsupportedOperatorError
+from pure_backend.errors import ImpureFunctionError, UnsupportedOperatorError
 from pure_backend.fx_passes.functional import Functional, Value
-from pure_backend.fx_passes.mutation import functionalize
-from pure_backend.fx_passes.normalize import Normalized, normalize
-from pure_backend.fx_passes.propagate import propagate
+from pure_backend.fx_passes.normalize import Normalized
 from pure_backend.ir.facts import keep_scalars
-from pure_backend.jax_bridge.lowerings.registry import has_lowering
+from pure_backend.options import Options
+from pure_backend.pipeline import normalize, prepare
 from pure_backend.transforms.capture import Captured
 from pure_backend.transforms.hyperparameters import Place, read_settings
 
@@ -275,19 +274,20 @@ def _counts(slot: Slot, entries: Mapping[Entry, Any], parameters: Sequence[torch
 
 
 def _functional(gm: fx.GraphModule, args: Sequence[Any], kinds: Sequence[Any], exact: frozenset[int]) -> Functional:
-    """The graph as values, for inputs that share no memory."""
+    """The graph as values, for arguments that share no memory."""
     keep_scalars(gm)
-    mode = FakeTensorMode()
-    with mode, torch.no_grad(), _compat.no_autocast():
-        fakes = [
-            torch.empty_strided(a.shape, a.stride(), dtype=_dtype(a, kind, exact), device=a.device) if kind is not None else a
-            for a, kind in zip(args, kinds, strict=True)
-        ]
+
+    def fakes(gm: fx.GraphModule, args: Sequence[Any]) -> tuple[FakeTensorMode, list[Any]]:
+        with FakeTensorMode() as mode:
+            pairs = zip(args, kinds, strict=True)
+            return mode, [a if kind is None else _empty_like(a, _dtype(a, kind, exact)) for a, kind in pairs]
+
     with torch.no_grad(), _compat.no_autocast():
-        impurities = propagate(gm, fakes, mode, has_lowering)
-    if impurities:
-        raise ImpureGraphError(impurities)
-    return functionalize(gm)
+        return prepare(gm, args, Options(repeats="off"), fakes=fakes).functional
+
+
+def _empty_like(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=tensor.device)
 
 
 def _dtype(tensor: torch.Tensor, kind: tuple[str, int], exact: frozenset[int]) -> torch.dtype:

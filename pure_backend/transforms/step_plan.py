@@ -24,6 +24,7 @@ from pure_backend.jax_bridge.avals import is_differentiable
 from pure_backend.jax_bridge.program import Program
 from pure_backend.jax_bridge.rng import NO_KEY, draw_key
 from pure_backend.jax_bridge.whole_step import Wiring, step_program
+from pure_backend.pipeline import Prepared
 from pure_backend.transforms.updates import Update, Updates
 
 _LIMIT = 16
@@ -58,10 +59,8 @@ class StepPlan:
     """Runs the step and returns what the graph of the loss returns; in the place of a `Plan`.
 
     Args:
-        functional: The graph of the loss of one micro-batch.
-        reach: Which inputs a result's gradient reaches.
-        device: The device that it runs on.
-        args: The inputs of the graph.
+        prepared: The graph of the loss of one micro-batch.
+        args: The arguments of the graph.
         trainable: The parameters that count: those of the optimizer, and all of the model's if gradients are clipped.
         updates: The steps of the optimizer.
         present: The present call.
@@ -70,33 +69,29 @@ class StepPlan:
 
     def __init__(
         self,
-        functional: Functional,
-        reach: Callable[[torch.Tensor], frozenset[int]],
-        device: torch.device,
+        prepared: Prepared,
         args: Sequence[Any],
         trainable: Sequence[torch.Tensor],
         updates: Updates,
         present: Callable[[], Call],
         rules: Rules,
     ) -> None:
-        self.functional, self.device, self.updates, self.present, self.rules = functional, device, updates, present, rules
-        self.write_backs = functional.write_backs
-        placeholders = functional.gm.graph.find_nodes(op="placeholder", sort=True)
-        self.positions = [i for i, p in enumerate(placeholders) if isinstance(facts(p).value, torch.Tensor)]
-        self.loss = _loss(functional)
-        results: Any = functional.gm.graph.output_node().args[0]
-        reached = reach(facts(results[self.loss]).value)
-        place = {id(args[i]): i for i in self.positions if i in reached and is_differentiable(args[i].dtype)}
+        self.updates, self.present, self.rules = updates, present, rules
+        self.functional, self.device, self.inputs = prepared.functional, prepared.device, prepared.functional.inputs
+        self.write_backs = self.functional.write_backs
+        self.loss = _loss(self.functional)
+        reached = [self.inputs.firsts[i] for i in sorted(prepared.reach[self.loss])]
+        place = {id(args[i]): i for i in reached if is_differentiable(args[i].dtype)}
         ranks = {i: rank for rank, i in enumerate(dict.fromkeys(map(id, trainable))) if i in place}
         self.trained, self.which = [place[i] for i in ranks], tuple(ranks.values())
         micro = present().micro
-        self.split = {i: m for i in self.positions for m, tensor in enumerate(micro) if args[i] is tensor}
-        self.placed = functional.placed | Placed(frozenset(self.trained))
+        self.split = {i: m for i in self.inputs.firsts for m, tensor in enumerate(micro) if args[i] is tensor}
+        self.placed = self.functional.placed | Placed(frozenset(self.trained))
         _check(self, args)
         self.programs: dict[Any, tuple[Program, Wiring]] = {}
         self.latest: tuple[Any, Guard, tuple[Program, Wiring]] | None = None
         self.numbers: tuple[Any, torch.Tensor] | None = None
-        self.no_key = NO_KEY.to(device)
+        self.no_key = NO_KEY.to(self.device)
 
     def __call__(self, args: Sequence[Any]) -> Any:
         """One step.
@@ -113,8 +108,7 @@ class StepPlan:
         tensors = self.tensors(args)
         inputs = [self.key(program), *tensors, self.vector(update.numbers), *update.states]
         check_valid(inputs, "a training step", lambda: self.names(update))
-        own = [args[i] for i in self.positions]
-        targets = [*(own[i] for i in wiring.new_values), *(update.states[i] for i in wiring.new_states)]
+        targets = [*(args[self.inputs.firsts[i]] for i in wiring.new_values), *(update.states[i] for i in wiring.new_states)]
         move = program.runtime.movable(targets) if self.rules.donate else [False] * len(targets)
         handles = list(program.forward(program.runtime.enter(inputs)))
         if wiring.check_finite and not bool(program.runtime.leave(handles.pop())):
@@ -171,8 +165,7 @@ class StepPlan:
 
     def wiring(self, update: Update) -> Wiring:
         """How loss and update meet."""
-        place = {position: i for i, position in enumerate(self.positions)}
-        outputs = self.functional.outputs
+        place, outputs = self.inputs.position, self.functional.outputs
         computed = {o.index if isinstance(o, Value) else o.of_output for o in outputs if isinstance(o, (Value, Alias))}
         split = [place[i] for i, leaf in self.split.items() if self.present().whole[leaf] is not self.present().micro[leaf]]
         return Wiring(
@@ -190,7 +183,8 @@ class StepPlan:
 
     def tensors(self, args: Sequence[Any]) -> list[torch.Tensor]:
         """The inputs of the loss; CPU scalars beside tensors on an accelerator are moved there."""
-        tensors = [args[i] for i in self.positions]
+        with torch.no_grad():
+            tensors = self.inputs.gather(args)
         return [t if t.device == self.device else t.to(self.device) for t in tensors]
 
     def names(self, update: Update) -> list[str]:

@@ -17,9 +17,8 @@ from torch.utils import _pytree as pytree
 from pure_backend.calls.plan import Bordered
 from pure_backend.calls.specializations import Specializations
 from pure_backend.errors import ImpureFunctionError, UnsupportedOperatorError
-from pure_backend.fx_passes.normalize import normalize
 from pure_backend.options import Options
-from pure_backend.pipeline import functional_graph, outline_repeats
+from pure_backend.pipeline import normalize, prepare
 from pure_backend.transforms.capture import Captured
 from pure_backend.transforms.step_plan import Call, Rules, StepPlan
 from pure_backend.transforms.updates import Updates
@@ -138,13 +137,13 @@ class TrainStep:
         normalized = normalize(gm)
 
         def make(args: Sequence[Any]) -> Any:
-            functional, reach, device, _, border = functional_graph(normalized.gm, args)
+            trainable = list(self._trainable())
+            prepared = prepare(normalized.gm, args, self.options, alone=[*trainable, *self._call.micro])
+            border = prepared.border
             if border is not None and border.carriers:
                 raise UnsupportedOperatorError("TrainStep: a parameter that is a tensor subclass is trained: freeze it")
-            outline_repeats(functional.gm, self.options.repeats)
-            trainable = list(self._trainable())
             inputs = args if border is None else border.enter(args)
-            plan = StepPlan(functional, reach, device, inputs, trainable, self._updates, lambda: self._call, self._rules)
+            plan = StepPlan(prepared, inputs, trainable, self._updates, lambda: self._call, self._rules)
             return plan if border is None else Bordered(plan, border)
 
         specializations = Specializations(normalized, make, _never_cut, self.options)

@@ -17,12 +17,13 @@ from os import PathLike
 from typing import Any
 
 import torch
-from torch import fx
 from torch.utils import _pytree as pytree
 
+from pure_backend.calls.plan import Plan
 from pure_backend.errors import AccuracyError
 from pure_backend.fx_passes.functional import Functional, Value
 from pure_backend.ir.describe import describe_node, describe_tensor
+from pure_backend.pipeline import Prepared
 from pure_backend.verify.culprit import Culprit, first_difference, is_uninitialized
 from pure_backend.verify.difference import Bounds, Difference, compare, compare_calls
 from pure_backend.verify.eager_reference import Copies, autocast_moved, no_autocast, plain_copy, random_state_kept, run_eagerly
@@ -40,10 +41,9 @@ class Verified:
         plan: The plan.
     """
 
-    def __init__(self, plan: Any, gm: fx.GraphModule, functional: Functional, folder: str | PathLike[str] | None) -> None:
+    def __init__(self, plan: Plan, prepared: Prepared, verify: bool | str | PathLike[str]) -> None:
         self.plan = plan
-        self.folder = folder
-        self._check: _Check | None = _Check(plan, gm, functional, folder)
+        self._check: _Check | None = _Check(plan, prepared, None if verify is True else verify)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.plan, name)
@@ -65,12 +65,12 @@ class Verified:
 class _Check:
     """The first call of a plan beside eager's."""
 
-    def __init__(self, plan: Any, gm: fx.GraphModule, functional: Functional, folder: Any) -> None:
+    def __init__(self, plan: Plan, prepared: Prepared, folder: Any) -> None:
         self.plan = plan
-        self.gm = gm
-        self.functional = functional
+        self.gm = prepared.source
+        self.functional = prepared.functional
         self.folder = folder
-        nodes = [node for node in functional.gm.graph.nodes if node.op not in ("placeholder", "output")]
+        nodes = [node for node in self.functional.gm.graph.nodes if node.op not in ("placeholder", "output")]
         self.comparable = not plan.program.uses_key and not any(map(is_uninitialized, nodes))
         self.gradients = bool(plan.program.inputs) and torch.is_grad_enabled()
 
@@ -135,7 +135,7 @@ class _Check:
         ours.register_hook(compare)
 
     def compare_gradients(self, got: Sequence[Any], given: list[tuple[Any, Any]], eager: Copies, inputs: list) -> None:
-        places = {position: self.plan.positions[position - 1] for position in self.plan.program.inputs}
+        places = {position: self.plan.inputs.sources[position - 1] for position in self.plan.program.inputs}
         positions = [position for position, place in places.items() if place in eager.leaves]
         leaves = [eager.leaves[places[position]] for position in positions]
         bounds = Bounds.of(self.functional.gm.graph.nodes, inputs, _GRAPH)

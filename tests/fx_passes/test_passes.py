@@ -7,10 +7,10 @@ from torch import fx
 from pure_backend.fx_passes.functional import Alias, Value
 from pure_backend.fx_passes.inputs import fake_inputs
 from pure_backend.fx_passes.mutation import functionalize
-from pure_backend.fx_passes.normalize import normalize
 from pure_backend.fx_passes.propagate import propagate
 from pure_backend.fx_passes.reach import gradient_reach
 from pure_backend.ir.facts import facts
+from pure_backend.pipeline import normalize
 
 
 def has_lowering(op):
