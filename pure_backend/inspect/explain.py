@@ -13,6 +13,7 @@ from torch import fx
 from pure_backend import counters
 from pure_backend.errors import DeviceError
 from pure_backend.inspect.report import Break, Graph, Node, Partition, Report
+from pure_backend.inspect.wrappers import unseen
 from pure_backend.ir.describe import describe_value, target_name
 from pure_backend.ir.impurity import Impurity, Unknown, origin
 from pure_backend.ir.source import user_frame
@@ -56,7 +57,7 @@ def explain(fn: Callable[..., Any], **options: Any) -> Callable[..., Report]:
         with torch._dynamo.config.patch(recompile_limit=_RECOMPILES, accumulated_recompile_limit=_RECOMPILES):
             result = compiled(*args, **kwargs)
         statistics = _difference(before, counters.statistics())
-        breaks = _breaks(captures, breaks_before)
+        breaks = [*unseen(_original(fn)), *_breaks(captures, breaks_before)]
         return _report(captures, breaks, statistics, result)
 
     return run

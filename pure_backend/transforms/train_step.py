@@ -230,6 +230,7 @@ def _check_objects(model: nn.Module, optimizer: Any, loss_fn: Any) -> None:
     for path, module in model.named_modules():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
             raise TypeError(f"TrainStep: module {path!r} gives sparse gradients, which JAX does not have: use sparse=False")
+    _check_wrappers(model)
     own = {id(parameter) for parameter in model.parameters()}
     for i, group in enumerate(optimizer.param_groups):
         if group.get("differentiable"):
@@ -247,6 +248,27 @@ def _scaler_of(loss_fn: Any) -> bool:
     read = inspect.getclosurevars(loss_fn)
     values = [*read.nonlocals.values(), *read.globals.values()]
     return any(isinstance(value, torch.amp.GradScaler) and value.is_enabled() for value in values)
+
+
+def _check_wrappers(model: nn.Module) -> None:
+    """Refuse models whose wrapper works in hooks between forward, backward and update."""
+    for path, module in model.named_modules():
+        names = {base.__name__ for base in type(module).__mro__ if base.__module__.startswith("torch.")}
+        if names & _WRAPPERS.keys():
+            wrapper = _WRAPPERS[min(names & _WRAPPERS.keys())]
+            named = f"module {path!r}" if path else "the model"
+            raise TypeError(
+                f"TrainStep: {named} is wrapped by {wrapper}, which sends parameters or gradients in the middle of a step, "
+                "and here that is one program: keep the wrapper and the loop and compile the model, "
+                "torch.compile(model, backend='assume_pure'), or give TrainStep the model without the wrapper"
+            )
+
+
+_WRAPPERS = {
+    "DistributedDataParallel": "DistributedDataParallel",
+    "FSDPModule": "fully_shard",
+    "FullyShardedDataParallel": "FullyShardedDataParallel",
+}
 
 
 def _check_hooks(optimizer: Optimizer) -> None:
