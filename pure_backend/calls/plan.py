@@ -50,7 +50,7 @@ class Plan:
         results = functional.gm.graph.output_node().args[0]
         devices = [_named(facts(node).value.device) for node in results]
         placeholders = functional.gm.graph.find_nodes(op="placeholder", sort=True)
-        self.names = ("the random key", *map(argument_name, placeholders))
+        self.names = tuple(map(argument_name, placeholders))
         self.moved = tuple(i for i, node in enumerate(placeholders) if facts(node).value.device != device)
         self.key = None if program.uses_key else NO_KEY.to(device)
         self.grad_after = facts(functional.gm.graph.output_node()).grad
@@ -62,10 +62,11 @@ class Plan:
         """The original graph's outputs."""
         inputs = self.gather(args)
         check_valid(inputs, "a compiled graph", lambda: self.names)
-        results = list(call_program(self.program, inputs))
+        key = draw_key(self.device) if self.key is None else self.key
+        results = list(call_program(self.program, inputs, key))
         for place in self.donors:
-            if _compat.donate_buffer(inputs[place + 1]) and place not in self.renewed:
-                give_away(inputs[place + 1])
+            if _compat.donate_buffer(inputs[place]) and place not in self.renewed:
+                give_away(inputs[place])
         if self.write_backs:
             self.write(args, results)
             save_an_empty_tensor()
@@ -95,14 +96,14 @@ class Plan:
             target.copy_(value)
 
     def gather(self, args: Sequence[Any]) -> list[torch.Tensor]:
-        """The program's inputs: the key, then the tensors."""
+        """The program's inputs."""
         with torch.set_grad_enabled(bool(self.program.inputs)) if self.inputs.stacks else contextlib.nullcontext():
             tensors = self.inputs.gather(args)
         for place, before, extent in self.storages:
             tensors[place] = _storage_of(tensors[place], before, extent)
         for place in self.moved:  # CPU scalars beside tensors on an accelerator
             tensors[place] = tensors[place].to(self.device)
-        return [draw_key(self.device) if self.key is None else self.key, *tensors]
+        return tensors
 
 
 class Bordered:

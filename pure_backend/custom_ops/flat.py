@@ -17,7 +17,7 @@ from pure_backend.jax_bridge.autograd import call_program
 from pure_backend.jax_bridge.avals import is_differentiable, to_aval, to_jax_dtype, to_torch_dtype
 from pure_backend.jax_bridge.compile import settings
 from pure_backend.jax_bridge.program import Program, depends
-from pure_backend.jax_bridge.rng import NO_KEY
+from pure_backend.jax_bridge.rng import KEY, NO_KEY
 from pure_backend.jax_bridge.runtimes import runtime_for
 from pure_backend.jax_bridge.trace import tracing
 
@@ -52,7 +52,7 @@ class FlatCalls:
         if known is None:
             known = self._make(key, static, tensors, grad)
         program, no_key = known
-        return call_program(program, [no_key, *tensors])
+        return call_program(program, tensors, no_key)
 
     def _make(
         self, key: Hashable, static: Hashable, tensors: Sequence[torch.Tensor], grad: bool
@@ -77,14 +77,13 @@ class FlatCalls:
 def make_program(function: FlatFunction, avals: Sequence[Any], wanted: Sequence[int], device: torch.device) -> Program:
     """A program of a JAX function of flat arrays, differentiable by some of them."""
 
-    def with_key(key, *arrays):
+    def with_key(arrays, key):
         return tuple(function(*arrays))
 
-    key = jax.ShapeDtypeStruct(NO_KEY.shape, jax.numpy.uint32)
     with counters.stage("trace"), tracing():
         counters.count("traces")
-        jaxpr = jax.make_jaxpr(with_key)(key, *avals)
-    inputs = tuple(i + 1 for i in wanted)
+        jaxpr = jax.make_jaxpr(with_key)(list(avals), KEY)
+    inputs = tuple(wanted)
     outvars = jaxpr.jaxpr.outvars
     reach = [depends(jaxpr, i, inputs) if _is_inexact(v.aval.dtype) else frozenset() for i, v in enumerate(outvars)]
     carries = tuple(map(bool, reach))

@@ -255,12 +255,13 @@ def _report(captures: Sequence[_Capture], breaks: Sequence[Break], statistics: c
 def _partition(graph: int, nodes: int, plan: Any, sides: Sides) -> Partition:
     program = plan.program
     inner = program.jaxpr.jaxpr
+    *inputs, _ = inner.invars  # the last is the random key
     fresh = [aval for r, aval in _residuals(program) if r.input is None]
     return Partition(
         graph=graph,
         nodes=nodes,
-        inputs=len(inner.invars) - 1,  # the first is the random key
-        input_bytes=sum(_bytes(v.aval) for v in inner.invars[1:]),
+        inputs=len(inputs),
+        input_bytes=sum(_bytes(v.aval) for v in inputs),
         outputs=len(inner.outvars),
         output_bytes=sum(_bytes(v.aval) for v in inner.outvars),
         write_backs=len(plan.write_backs),

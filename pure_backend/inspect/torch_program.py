@@ -68,10 +68,10 @@ def capture(fn: Any, args: tuple, kwargs: dict[str, Any], donate: tuple[int, ...
         raise ValueError(f"compile_for_tpu: the graph runs in eager: {plan.reason}")
     program = plan.program
     placeholders = stop.specializations.normalized.gm.graph.find_nodes(op="placeholder", sort=True)
-    names = ("key", *(placeholders[i].name.strip("_") for i in plan.inputs.firsts))
+    names = (*(placeholders[i].name.strip("_") for i in plan.inputs.firsts), "key")
     if backward:
         return _backward(program, names)
-    place = {position: i + 1 for position, i in plan.inputs.position.items()}
+    place = plan.inputs.position
     written = {place[write_back.input]: write_back.index for write_back in plan.write_backs}
     given_away = {place[placeholders.index(n)] for n in donors(stop.specializations.normalized.gm)}
     given_away |= {place[_position(args, i, stop.args_of_graph)] for i in donate}

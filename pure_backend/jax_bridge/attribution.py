@@ -21,7 +21,7 @@ from pure_backend.ir.failures import failure, graph_failure
 from pure_backend.ir.impurity import Impurity
 from pure_backend.jax_bridge.avals import is_differentiable, to_aval
 from pure_backend.jax_bridge.program import Program
-from pure_backend.jax_bridge.rng import KEY_SHAPE, KeyStream
+from pure_backend.jax_bridge.rng import KEY, KeyStream
 from pure_backend.jax_bridge.runtimes import runtime_for
 from pure_backend.jax_bridge.trace import Walker, tracing
 
@@ -69,15 +69,14 @@ def _alone(gm: fx.GraphModule, node: fx.Node, device: torch.device, remat: Any) 
     fixed = {arg: Walker(KeyStream(None)).constant(gm, arg) for arg in node.all_input_nodes if arg.op == "get_attr"}
     given = [arg for arg in node.all_input_nodes if arg not in fixed]
 
-    def function(key, *arrays):
+    def function(arrays, key):
         values = pytree.tree_unflatten(arrays, spec)
         return pytree.tree_leaves(Walker(KeyStream(key)).node(node, fixed | dict(zip(given, values, strict=True))))
 
     leaves, spec = pytree.tree_flatten([facts(arg).value for arg in given])  # torch's own result types are no trees of JAX
     with tracing():
-        key = jax.ShapeDtypeStruct(KEY_SHAPE, jnp.uint32)
-        jaxpr = jax.make_jaxpr(function)(key, *map(_aval, leaves))
-    wanted = tuple(i + 1 for i, leaf in enumerate(leaves) if _requires_grad(leaf) and facts(node).grad)
+        jaxpr = jax.make_jaxpr(function)(list(map(_aval, leaves)), KEY)
+    wanted = tuple(i for i, leaf in enumerate(leaves) if _requires_grad(leaf) and facts(node).grad)
     carries = tuple(bool(wanted) and jnp.issubdtype(aval.dtype, jnp.inexact) for aval in jaxpr.out_avals)
     inputs = wanted if any(carries) else ()
     reach = (frozenset(inputs),) * len(carries)

@@ -14,7 +14,14 @@ from pure_backend.jax_bridge.program import Program
 
 
 class _Saved:
-    """What a backward needs, freed with the graph as torch's own saved tensors are."""
+    """What a backward needs, freed with the graph as torch's own saved tensors are.
+
+    Attributes:
+        tensors: What the program was given: its inputs, and then the key.
+        versions: Their versions.
+        fresh: Handles of the residuals that are no inputs.
+        kept: What keeps these, where hooks on saved tensors made it.
+    """
 
     __slots__ = ("fresh", "kept", "tensors", "versions")
 
@@ -33,7 +40,7 @@ class _Saved:
         if _version(tensor) != self.versions[position]:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                f"input {position - 1} of a compiled graph, {tensor.type()} {list(tensor.shape)}, is at version "
+                f"input {position} of a compiled graph, {tensor.type()} {list(tensor.shape)}, is at version "
                 f"{tensor._version}; expected version {self.versions[position]} instead. Hint: a `clone()` of it inside of the "
                 "compiled function is kept as it was"
             )
@@ -54,22 +61,22 @@ def _version(tensor: torch.Tensor) -> int:
 class PureFunction(torch.autograd.Function):
     """Runs a program and gives its gradient; one class for all programs, so that torch makes no class a call.
 
-    `PureFunction.apply(program, *inputs)` returns the program's outputs. Residuals ride on one empty saved tensor: saving them
-    one by one would cost 1 us each, and torch frees this one as it frees any (after backward without `retain_graph`). Where the
-    user has hooks on saved tensors (checkpoint, `save_on_cpu`), inputs and residuals are saved one by one for them to see.
+    `PureFunction.apply(program, *inputs, key)` returns the program's outputs. Residuals ride on one empty saved tensor: saving
+    each would cost 1 us, and torch frees this one as it frees any (after backward without `retain_graph`). Where the user has
+    hooks on saved tensors (checkpoint, `save_on_cpu`), inputs and residuals are saved one by one for them to see.
     """
 
     @staticmethod
-    def forward(ctx: Any, program: Program, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Any, program: Program, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Outputs; the residuals are kept."""
-        results = program.forward(program.runtime.enter(inputs))
+        results = program.forward(program.runtime.enter(given))
         outputs = tuple(map(program.runtime.deliver, results[: program.outputs]))
         if hooks_on_saved_tensors():
-            ctx.key, fresh = inputs[0], map(program.runtime.leave, results[program.outputs :])
-            ctx.save_for_backward(*inputs[1:], *fresh)
+            *inputs, ctx.key = given
+            ctx.save_for_backward(*inputs, *map(program.runtime.leave, results[program.outputs :]))
         else:
             holder = torch.empty(0)
-            holder.pure_backend_saved = _Saved(inputs, results[program.outputs :])  # type: ignore[attr-defined]
+            holder.pure_backend_saved = _Saved(given, results[program.outputs :])  # type: ignore[attr-defined]
             ctx.save_for_backward(holder)
         ctx.program = program
         ctx.mark_non_differentiable(*(t for t, carries in zip(outputs, program.differentiable, strict=True) if not carries))
@@ -84,9 +91,9 @@ class PureFunction(torch.autograd.Function):
         carried = [c for c, carries in zip(cotangents, program.differentiable, strict=True) if carries]
         present = tuple(c is not None for c in carried)
         given = [c for c in carried if c is not None]
-        grads: list[torch.Tensor | None] = [None] * (len(saved.tensors) + 1)
+        grads: list[torch.Tensor | None] = [None] * len(saved.tensors)
         if not given:
-            return tuple(grads)
+            return (None, *grads)
         if torch.is_grad_enabled():
             results = _differentiable_gradients(program, saved, present, given)
         elif is_batching(given):
@@ -96,8 +103,8 @@ class PureFunction(torch.autograd.Function):
         reached = _reached(program, present)
         for position, grad in zip(program.inputs, results, strict=True):
             if position in reached:
-                grads[position + 1] = grad
-        return tuple(grads)
+                grads[position] = grad
+        return (None, *grads)
 
 
 def _saved(ctx: Any) -> _Saved:
@@ -106,7 +113,7 @@ def _saved(ctx: Any) -> _Saved:
     if len(tensors) == 1 and (saved := getattr(tensors[0], "pure_backend_saved", None)) is not None:
         return saved
     count = len(tensors) - ctx.program.fresh
-    saved = _Saved((ctx.key, *tensors[:count]), ctx.program.runtime.enter(tensors[count:]))
+    saved = _Saved((*tensors[:count], ctx.key), ctx.program.runtime.enter(tensors[count:]))
     saved.kept = tensors
     return saved
 
@@ -129,24 +136,25 @@ def _gradients(program: Program, saved: _Saved, present: tuple[bool, ...], given
 def _batched_gradients(program: Program, saved: _Saved, present: tuple[bool, ...], given: list[torch.Tensor]):
     """The backward program on the residuals of the forward, for a batch of cotangents."""
     leave, places = program.runtime.leave, program.residuals
+    *_, key = saved.tensors
     residuals = [leave(saved.fresh[r.fresh]) if r.input is None else saved.check(r.input) for r in places]
-    return call_batched(call_program, program.backward_program(present), [*residuals, *given])
+    return call_batched(call_program, program.backward_program(present), [*residuals, *given], key)
 
 
 def _differentiable_gradients(program: Program, saved: _Saved, present: tuple[bool, ...], given: list[torch.Tensor]):
     """With `create_graph=True`: the gradient as a program of the original inputs, itself differentiable."""
     gradient = program.gradient(present)
     used = set(gradient.forward.kept)
-    inputs = [saved.check(i) if i in used else tensor for i, tensor in enumerate(saved.tensors)]
-    return call_batched(call_program, gradient, [*inputs, *given])
+    *inputs, key = [saved.check(i) if i in used else tensor for i, tensor in enumerate(saved.tensors)]
+    return call_batched(call_program, gradient, [*inputs, *given], key)
 
 
-def call_program(program: Program, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """The outputs of a program, with gradient if it has one and autograd records."""
+def call_program(program: Program, inputs: Sequence[torch.Tensor], key: torch.Tensor) -> Sequence[torch.Tensor]:
+    """The outputs of a program for its inputs and a random key, with gradient if it has one and autograd records."""
     if program.inputs and any(program.differentiable):
         with torch.enable_grad():
-            outputs: Any = PureFunction.apply(program, *inputs)
+            outputs: Any = PureFunction.apply(program, *inputs, key)
             return outputs
     with torch.no_grad():
-        results = program.forward(program.runtime.enter(inputs))
+        results = program.forward(program.runtime.enter([*inputs, key]))
         return [program.runtime.deliver(result) for result in results]

@@ -15,7 +15,7 @@ from torch._functorch.vmap import unwrap_batched, wrap_batched
 
 from pure_backend.jax_bridge.program import Program
 
-Call = Callable[[Program, Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+Call = Callable[[Program, Sequence[torch.Tensor], torch.Tensor], Sequence[torch.Tensor]]
 _of_older_vmap = torch._C._functorch.is_legacy_batchedtensor
 
 
@@ -24,43 +24,44 @@ def is_batching(tensors: Sequence[torch.Tensor]) -> bool:
     return torch._C._functorch.maybe_current_level() is not None or any(map(_of_older_vmap, tensors))
 
 
-def call_batched(call: Call, program: Program, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+def call_batched(call: Call, program: Program, inputs: Sequence[torch.Tensor], key: torch.Tensor) -> Sequence[torch.Tensor]:
     """The outputs of a program where `is_batching`.
 
     Args:
         call: Calls a program with ordinary tensors.
         program: The program of one member of the batch.
         inputs: Its inputs; those that are no batches are the same for all members.
+        key: The random key of all members.
 
     Raises:
         NotImplementedError: The innermost transform is no `torch.vmap`.
     """
     if torch._C._functorch.maybe_current_level() is not None:
-        return _in_functorch(call, program, inputs)
+        return _in_functorch(call, program, inputs, key)
     if any(map(_of_older_vmap, inputs)):
-        return _in_older_vmap(call, program, inputs)
-    return call(program, inputs)
+        return _in_older_vmap(call, program, inputs, key)
+    return call(program, inputs, key)
 
 
-def _in_functorch(call: Call, program: Program, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+def _in_functorch(call: Call, program: Program, inputs: Sequence[torch.Tensor], key: torch.Tensor) -> Sequence[torch.Tensor]:
     interpreter = retrieve_current_functorch_interpreter()
     if not isinstance(interpreter, VmapInterpreter):
         raise NotImplementedError(_OTHER_TRANSFORM)
     tensors, dims = unwrap_batched(tuple(inputs), interpreter.level())
     with interpreter.lower():
         if all(dim is None for dim in dims):
-            return call_batched(call, program, tensors)
-        results = call_batched(call, program.batched(tuple(dims), interpreter.batch_size()), tensors)
+            return call_batched(call, program, tensors, key)
+        results = call_batched(call, program.batched(tuple(dims), interpreter.batch_size()), tensors, key)
     return wrap_batched(tuple(results), (0,) * len(results), interpreter.level())
 
 
-def _in_older_vmap(call: Call, program: Program, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+def _in_older_vmap(call: Call, program: Program, inputs: Sequence[torch.Tensor], key: torch.Tensor) -> Sequence[torch.Tensor]:
     level = torch._C._vmapmode_increment_nesting() - 1
     torch._C._vmapmode_decrement_nesting()
     dims = tuple(0 if _of_older_vmap(tensor) else None for tensor in inputs)
     tensors = [t if d is None else torch._remove_batch_dim(t, level, 1, 0) for t, d in zip(inputs, dims, strict=True)]
     size = next(t.shape[0] for t, dim in zip(tensors, dims, strict=True) if dim is not None)
-    return [torch._add_batch_dim(result, 0, level) for result in call(program.batched(dims, size), tensors)]
+    return [torch._add_batch_dim(result, 0, level) for result in call(program.batched(dims, size), tensors, key)]
 
 
 _OTHER_TRANSFORM = (

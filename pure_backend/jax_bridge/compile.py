@@ -48,7 +48,7 @@ def compile_graph(
     """The program of a functional graph.
 
     Args:
-        gm: Its placeholders become the program's inputs 1, 2, ...; input 0 is the random key.
+        gm: Its placeholders become the program's inputs.
         differentiable: For each output, whether it carries a gradient.
         reach: For each output, the placeholders whose gradient it contributes to.
         written: The placeholders that the caller writes after each call.
@@ -57,7 +57,7 @@ def compile_graph(
     """
     _compat.torchax()
     tensors = [facts(n).value for n in gm.graph.find_nodes(op="placeholder", sort=True)]
-    wanted = tuple(i + 1 for i, t in enumerate(tensors) if t.requires_grad and is_differentiable(t.dtype))
+    wanted = tuple(i for i, t in enumerate(tensors) if t.requires_grad and is_differentiable(t.dtype))
     inputs = wanted if any(differentiable) else ()
     carries = tuple(differentiable) if inputs else (False,) * len(differentiable)
     key = Key(
@@ -74,9 +74,7 @@ def compile_graph(
         executables = Executables(runtime, key_text(key, gm, runtime))
         stored = executables.forward
         jaxpr, uses_key = traced() if stored is None else (lambda: traced()[0], stored.uses_key)
-        shifted = tuple(frozenset(i + 1 for i in inputs) for inputs in reach)
-        after = frozenset(i + 1 for i in written)
-        return Program(jaxpr, inputs, carries, shifted, uses_key, runtime, remat, after, executables)
+        return Program(jaxpr, inputs, carries, tuple(reach), uses_key, runtime, remat, frozenset(written), executables)
 
     return programs.get(key, make)
 

@@ -16,6 +16,7 @@ from pure_backend.errors import PureBackendError
 from pure_backend.jax_bridge.executables import Call as Call
 from pure_backend.jax_bridge.executables import Executables, forward_metadata
 from pure_backend.jax_bridge.jaxprs import primitives
+from pure_backend.jax_bridge.rng import KEY
 from pure_backend.jax_bridge.runtimes import Runtime
 from pure_backend.jax_bridge.trace import tracing
 from pure_backend.jax_bridge.vjp import Derivative, Residual, differentiate
@@ -29,11 +30,11 @@ class Program:
         inputs: Positions of the inputs it is differentiated by; none for a program without gradient.
         differentiable: For each output, whether it carries a gradient.
         reach: For each output, the positions of the inputs whose gradient it contributes to.
-        uses_key: Whether input 0, the random key, is read.
+        uses_key: Whether the random key is read.
         written: Positions of the inputs that the caller writes after the call.
 
     Args:
-        jaxpr: The closed jaxpr `(key, *inputs) -> outputs`, or a function that makes it when something needs it: what is
+        jaxpr: The closed jaxpr `(*inputs, key) -> outputs`, or a function that makes it when something needs it: what is
             stored on disk needs none.
         executables: Where executables come from; by default none is stored.
     """
@@ -68,7 +69,7 @@ class Program:
 
     @property
     def jaxpr(self) -> Any:
-        """The closed jaxpr `(key, *inputs) -> outputs`."""
+        """The closed jaxpr `(*inputs, key) -> outputs`."""
         with self._lock:
             if callable(self._jaxpr):
                 self._jaxpr = self._jaxpr()
@@ -102,7 +103,7 @@ class Program:
 
     @functools.cached_property
     def forward(self) -> Call:
-        """The executable `(key, *inputs) -> (*outputs, *fresh residuals)`, without residuals if nothing is differentiated."""
+        """The executable `(*inputs, key) -> (*outputs, *fresh residuals)`, without residuals if nothing is differentiated."""
         with self._lock:
             stored = self.executables.forward
             return self._new_forward() if stored is None else stored.call
@@ -144,13 +145,11 @@ class Program:
         """`backward` as a program, which can be `batched`; it has no gradient of its own."""
         with self._lock:
             if present not in self._backward_programs:
-                nothing = (False,) * len(self.inputs), (frozenset(),) * len(self.inputs)
-                jaxpr = self.backward_jaxpr(present)
-                self._backward_programs[present] = Program(jaxpr, (), *nothing, False, self.runtime, self.remat)
+                self._backward_programs[present] = self._backward_program(present)
             return self._backward_programs[present]
 
     def gradient(self, present: tuple[bool, ...]) -> Program:
-        """The gradients as a program `(key, *inputs, *present cotangents) -> gradients`, for gradients of gradients."""
+        """The gradients as a program `(*inputs, *present cotangents, key) -> gradients`, for gradients of gradients."""
         with self._lock:
             if present not in self._gradients:
                 self._gradients[present] = self._gradient_program(present)
@@ -160,7 +159,7 @@ class Program:
         """The program over a batch, `jax.vmap` of this one; the batch is the first dimension of every output.
 
         Args:
-            dims: For each input, the dimension of its batch, None where it has none.
+            dims: For each input, the dimension of its batch; None where all members have the same.
             size: Of the batch.
         """
         with self._lock:
@@ -187,9 +186,20 @@ class Program:
         with tracing():
             return jax.make_jaxpr(backward)(list(derivative.avals), given)
 
+    def _backward_program(self, present: tuple[bool, ...]) -> Program:
+        inner = self.backward_jaxpr(present)
+
+        def backward(arrays, key):
+            return core.jaxpr_as_fun(inner)(*arrays)
+
+        with tracing():
+            jaxpr = jax.make_jaxpr(backward)(_avals(inner), KEY)
+        nothing = (False,) * len(self.inputs), (frozenset(),) * len(self.inputs)
+        return Program(jaxpr, (), *nothing, False, self.runtime, self.remat)
+
     def _batched_program(self, dims: tuple[int | None, ...], size: int) -> Program:
-        avals = [v.aval for v in self.jaxpr.jaxpr.invars]
-        given = [_with_batch(aval, dim, size) for aval, dim in zip(avals, dims, strict=True)]
+        dims = (*dims, None)  # one key for all
+        given = [_with_batch(aval, dim, size) for aval, dim in zip(_avals(self.jaxpr), dims, strict=True)]
         with tracing():
             jaxpr = jax.make_jaxpr(jax.vmap(core.jaxpr_as_fun(self.jaxpr), dims, axis_size=size))(*given)
         return Program(jaxpr, self.inputs, self.differentiable, self.reach, self.uses_key, self.runtime, self.remat)
@@ -197,13 +207,11 @@ class Program:
     def _gradient_program(self, present: tuple[bool, ...]) -> Program:
         avals, function = self._cotangent_avals(), core.jaxpr_as_fun(self.jaxpr)
         outputs = [i for i, carries in enumerate(self.differentiable) if carries]
-        primals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in self.jaxpr.jaxpr.invars]
+        *primals, key = _avals(self.jaxpr)
 
-        def gradient(*args):
-            args, given = list(args[: len(primals)]), args[len(primals) :]
-
+        def gradient(args, given, key):
             def chosen_outputs(*chosen):
-                full = list(args)
+                full = [*args, key]
                 for position, value in zip(self.inputs, chosen, strict=True):
                     full[position] = value
                 results = function(*full)
@@ -215,7 +223,7 @@ class Program:
 
         given = [aval for aval, here in zip(avals, present, strict=True) if here]
         with tracing():
-            jaxpr = jax.make_jaxpr(gradient)(*primals, *given)
+            jaxpr = jax.make_jaxpr(gradient)(primals, given, key)
         inputs = self.inputs + tuple(range(len(primals), len(primals) + len(given)))
         reach = [depends(jaxpr, i, inputs) for i in range(len(self.inputs))]
         return Program(jaxpr, inputs, tuple(map(bool, reach)), tuple(reach), self.uses_key, self.runtime, self.remat)
@@ -233,6 +241,10 @@ def depends(jaxpr: Any, output: int, inputs: Sequence[int]) -> frozenset[int]:
     one = _compat.with_outputs(jaxpr.jaxpr, [jaxpr.jaxpr.outvars[output]])
     _, used = _compat.dce_jaxpr(one)
     return frozenset(i for i in inputs if used[i])
+
+
+def _avals(jaxpr: Any) -> list[jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in jaxpr.jaxpr.invars]
 
 
 def _with_batch(aval: Any, dim: int | None, size: int) -> jax.ShapeDtypeStruct:

@@ -8,8 +8,11 @@ import jax
 import torch
 
 KEY_SHAPE = (2,)
-"""A key enters a program as `u32[2]`, the raw data of a threefry key."""
+"""A key enters a program as `u32[2]`, the raw data of a threefry key. It is the last argument and counted among no inputs."""
 
+
+KEY = jax.ShapeDtypeStruct(KEY_SHAPE, "uint32")
+"""Its abstract value."""
 
 NO_KEY = torch.zeros(KEY_SHAPE, dtype=torch.uint32)
 """What a program that reads no key is given."""

@@ -32,7 +32,7 @@ from pure_backend.jax_bridge.casts import cast
 from pure_backend.jax_bridge.decompose import FakeCall, decompose, torch_decomposition
 from pure_backend.jax_bridge.lowerings.formulas import has_torch_derivative
 from pure_backend.jax_bridge.lowerings.registry import names_of, updates_arguments
-from pure_backend.jax_bridge.rng import KEY_SHAPE, KeyStream
+from pure_backend.jax_bridge.rng import KEY, KeyStream
 from pure_backend.jax_bridge.torch_derivative import backward_graph, check_backward, differentiable, with_torch_derivative
 
 _SCALAR_FUNCTIONS = {
@@ -52,14 +52,14 @@ def trace(gm: fx.GraphModule, avals: Sequence[jax.ShapeDtypeStruct]) -> tuple[An
         avals: One abstract value for each tensor placeholder, in order.
 
     Returns:
-        A closed jaxpr of `(key: u32[2], *tensors) -> outputs`, and whether it uses the key.
+        A closed jaxpr of `(*tensors, key: u32[2]) -> outputs`, and whether it uses the key.
 
     Raises:
         ImpureGraphError: With every node that has no lowering, or whose lowering fails.
     """
     used = []
 
-    def function(key, *arrays):
+    def function(arrays, key):
         walker = Walker(KeyStream(key))
         results = tuple(walker.run(gm, arrays, walker.node_or_impurity))
         if walker.impurities:
@@ -67,9 +67,8 @@ def trace(gm: fx.GraphModule, avals: Sequence[jax.ShapeDtypeStruct]) -> tuple[An
         used.append(walker.keys.used > 0)
         return results
 
-    key = jax.ShapeDtypeStruct(KEY_SHAPE, jnp.uint32)
     with tracing():
-        jaxpr = jax.make_jaxpr(function)(key, *avals)
+        jaxpr = jax.make_jaxpr(function)(list(avals), KEY)
     return jaxpr, used[-1]
 
 

@@ -1,6 +1,6 @@
 """Forward with residuals, and backward, from one jaxpr.
 
-    forward(key, *inputs)            -> (*outputs, *residuals)
+    forward(*inputs, key)             -> (*outputs, *residuals)
     backward(*residuals, *cotangents) -> gradients of the differentiable inputs
 
 A residual that *is* an input is not returned: the input is saved instead. Torch's gradient of a complex value is the conjugate

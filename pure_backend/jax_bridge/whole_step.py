@@ -1,6 +1,6 @@
 """A training step as one program: the loss, its gradients over all micro-batches, and the update, in one jaxpr.
 
-step(key, *inputs of the loss, hyperparameters, *states) -> (*results, *new values of inputs, *new states[, finite])
+step(*inputs of the loss, hyperparameters, *states, key) -> (*results, *new values of inputs, *new states[, finite])
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pure_backend.ir.facts import facts
 from pure_backend.jax_bridge.avals import to_aval
 from pure_backend.jax_bridge.compile import programs, settings
 from pure_backend.jax_bridge.program import Program
-from pure_backend.jax_bridge.rng import KEY_SHAPE, fold_data
+from pure_backend.jax_bridge.rng import KEY, fold_data
 from pure_backend.jax_bridge.runtimes import place_of, runtime_for
 from pure_backend.jax_bridge.trace import trace, tracing
 from pure_backend.jax_bridge.vjp import conjugate, rematerialized
@@ -127,7 +127,7 @@ def _whole(loss: Any, update: Any, inputs: Sequence[Any], states: Sequence[Any],
     with tracing():
         batch = [_times(a, wiring.micro_batches) if i in wiring.batch else a for i, a in enumerate(inputs)]
         hyper = jax.ShapeDtypeStruct((max(count, 1),), jnp.float64)
-        return jax.make_jaxpr(step)(jax.ShapeDtypeStruct(KEY_SHAPE, jnp.uint32), batch, hyper, list(states))
+        return jax.make_jaxpr(step)(batch, hyper, list(states), KEY)
 
 
 def _times(aval: jax.ShapeDtypeStruct, n: int) -> jax.ShapeDtypeStruct:
@@ -143,11 +143,11 @@ class _Step:
     wiring: Wiring
     remat: Any
 
-    def __call__(self, key: jax.Array, inputs: list, hyper: jax.Array, states: list) -> tuple:
+    def __call__(self, inputs: list, hyper: jax.Array, states: list, key: jax.Array) -> tuple:
         wiring = self.wiring
         one = self.accumulated if wiring.micro_batches > 1 else self.gradients
-        inputs, loss, returned, grads = one(key, list(inputs), 1 / wiring.micro_batches)
-        new = self.updated(fold_data(key, _OF_THE_UPDATE), inputs, grads, hyper, states)
+        inputs, loss, returned, grads = one(list(inputs), 1 / wiring.micro_batches, key)
+        new = self.updated(inputs, grads, hyper, states, fold_data(key, _OF_THE_UPDATE))
         for (kind, i), value in zip(wiring.update_results, new, strict=True):
             if kind == "parameter":
                 inputs[wiring.trained[i]] = value.astype(inputs[wiring.trained[i]].dtype)
@@ -156,7 +156,7 @@ class _Step:
         finite = [_all_finite([loss, *grads])] if wiring.check_finite else []
         return (*returned, *(inputs[i] for i in wiring.new_values), *kept, *made, *finite)
 
-    def gradients(self, key: jax.Array, inputs: list, scale: float) -> tuple[list, jax.Array, list, list]:
+    def gradients(self, inputs: list, scale: float, key: jax.Array) -> tuple[list, jax.Array, list, list]:
         """What one micro-batch gives: inputs with their new values, the loss, the results to return, gradients."""
         wiring = self.wiring
 
@@ -164,7 +164,7 @@ class _Step:
             full = list(inputs)
             for i, value in zip(wiring.trained, chosen, strict=True):
                 full[i] = value
-            results = self.loss(key, *full)
+            results = self.loss(*full, key)
             return results[wiring.loss] * jnp.asarray(scale, results[wiring.loss].dtype), results
 
         chosen = [inputs[i] for i in wiring.trained]
@@ -176,7 +176,7 @@ class _Step:
         returned = [loss if i == wiring.loss else results[i] for i in wiring.returned]
         return inputs, loss, returned, [conjugate(g) for g in grads]  # torch's gradient is the conjugate of JAX's
 
-    def accumulated(self, key: jax.Array, inputs: list, scale: float) -> tuple[list, jax.Array, list, list]:
+    def accumulated(self, inputs: list, scale: float, key: jax.Array) -> tuple[list, jax.Array, list, list]:
         """The same over all micro-batches, in a loop: gradients and losses are added, other results stacked."""
         wiring, n = self.wiring, self.wiring.micro_batches
 
@@ -188,12 +188,12 @@ class _Step:
                 full[i] = value
             for (i, _), value in zip(wiring.written, written, strict=True):
                 full[i] = value
-            full, loss, returned, grads = self.gradients(fold_data(key, index), full, scale)
+            full, loss, returned, grads = self.gradients(full, scale, fold_data(key, index))
             sums = [a + b for a, b in zip(sums, grads, strict=True)]
             return ([full[i] for i, _ in wiring.written], total + loss, sums), returned
 
         micros = [inputs[i].reshape(n, -1, *inputs[i].shape[1:]) for i in wiring.batch]
-        zero = jax.eval_shape(lambda: self.loss(key, *self.first(inputs))[wiring.loss])
+        zero = jax.eval_shape(lambda: self.loss(*self.first(inputs), key)[wiring.loss])
         start = ([inputs[i] for i, _ in wiring.written], jnp.zeros((), zero.dtype), self.zeros(inputs))
         (written, total, grads), stacked = lax.scan(body, start, (jnp.arange(n, dtype=jnp.uint32), micros))
         inputs = list(inputs)
@@ -210,7 +210,7 @@ class _Step:
     def zeros(self, inputs: list) -> list:
         return [jnp.zeros(inputs[i].shape, inputs[i].dtype) for i in self.wiring.trained]
 
-    def updated(self, key: jax.Array, inputs: list, grads: list, hyper: jax.Array, states: list) -> Sequence[jax.Array]:
+    def updated(self, inputs: list, grads: list, hyper: jax.Array, states: list, key: jax.Array) -> Sequence[jax.Array]:
         """The results of the update."""
         wiring = self.wiring
         found = {
@@ -219,7 +219,7 @@ class _Step:
             "hyperparameter": lambda i: hyper[i],
             "state": lambda i: states[i].astype(jnp.float64) if i in wiring.exact else states[i],
         }
-        return self.update(key, *(found[kind](i) for kind, i in wiring.update_inputs))
+        return self.update(*(found[kind](i) for kind, i in wiring.update_inputs), key)
 
 
 def _all_finite(values: Sequence[jax.Array]) -> jax.Array:

@@ -106,11 +106,11 @@ class StepPlan:
         update = self.updates.find(trained, self.which)
         program, wiring = self.program(update)
         tensors = self.tensors(args)
-        inputs = [self.key(program), *tensors, self.vector(update.numbers), *update.states]
+        inputs = [*tensors, self.vector(update.numbers), *update.states]
         check_valid(inputs, "a training step", lambda: self.names(update))
         targets = [*(args[self.inputs.firsts[i]] for i in wiring.new_values), *(update.states[i] for i in wiring.new_states)]
         move = program.runtime.movable(targets) if self.rules.donate else [False] * len(targets)
-        handles = list(program.forward(program.runtime.enter(inputs)))
+        handles = list(program.forward(program.runtime.enter([*inputs, self.key(program)])))
         if wiring.check_finite and not bool(program.runtime.leave(handles.pop())):
             raise FloatingPointError("TrainStep: the loss or a gradient is not finite; nothing was updated")
         results: list[Any] = [None] * (max(wiring.returned) + 1)
@@ -190,7 +190,7 @@ class StepPlan:
     def names(self, update: Update) -> list[str]:
         """What the inputs of the program are called in messages."""
         placeholders = self.functional.gm.graph.find_nodes(op="placeholder", sort=True)
-        return ["the random key", *map(argument_name, placeholders), "hyper-parameters", *["a state"] * len(update.states)]
+        return [*map(argument_name, placeholders), "hyper-parameters", *["a state"] * len(update.states)]
 
     def key(self, program: Program) -> torch.Tensor:
         return draw_key(self.device) if program.uses_key else self.no_key

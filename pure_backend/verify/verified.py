@@ -79,7 +79,7 @@ class _Check:
         before = Copies(args).passed if self.plan.write_backs else args
         with random_state_kept(), autocast_moved() if self.plan.device.type == "xla" else contextlib.nullcontext():
             want = run_eagerly(self.gm, eager.passed)
-            inputs = [plain_copy(tensor) for tensor in self.plan.gather(before)[1:]]
+            inputs = [plain_copy(tensor) for tensor in self.plan.gather(before)]
         bounds = Bounds.of(self.functional.gm.graph.nodes, inputs, _GRAPH)
         got = self.plan(args)
         found = list(compare_calls(got, want, args, eager.passed, self.plan, bounds, self.comparable))
@@ -135,7 +135,7 @@ class _Check:
         ours.register_hook(compare)
 
     def compare_gradients(self, got: Sequence[Any], given: list[tuple[Any, Any]], eager: Copies, inputs: list) -> None:
-        places = {position: self.plan.inputs.sources[position - 1] for position in self.plan.program.inputs}
+        places = {position: self.plan.inputs.sources[position] for position in self.plan.program.inputs}
         positions = [position for position, place in places.items() if place in eager.leaves]
         leaves = [eager.leaves[places[position]] for position in positions]
         bounds = Bounds.of(self.functional.gm.graph.nodes, inputs, _GRAPH)
