@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from torch import fx
 
 from pure_backend.ir.describe import describe_tensor
-from pure_backend.ir.facts import Facts, facts
+from pure_backend.ir.facts import derive, facts, learn
 from pure_backend.ir.region import Chain, Shared
 
 
@@ -69,13 +69,12 @@ def _loop(graph: fx.Graph, calls: Sequence[fx.Node], position: dict[fx.Node, int
     operands = [arg for i, arg in enumerate(first.args) for arg in ([c.args[i] for c in calls] if i in own else [arg])]
     with graph.inserting_after(last):
         loop = graph.call_function(Chain(first.target.gm, len(calls), carried, own, wanted), tuple(operands))
-    loop.meta["facts"] = Facts(tuple(facts(node).value for _, node in results), bodies=(first.target.gm,))
-    loop.meta["scopes"] = first.meta["scopes"][:-1]
+    values = tuple(facts(node).value for _, node in results)
+    learn(loop, value=values, bodies=(first.target.gm,), scopes=facts(first).scopes[:-1])
     after = loop
     for i, (_, node) in enumerate(results):
         with graph.inserting_after(after):
-            after = graph.call_function(operator.getitem, (loop, i))
-        after.meta = dict(node.meta)
+            after = derive(graph.call_function(operator.getitem, (loop, i)), node)
         node.replace_all_uses_with(after, delete_user_cb=lambda user: user not in inside)
     for call in reversed(calls):
         for user in list(call.users):

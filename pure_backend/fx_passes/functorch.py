@@ -18,6 +18,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from pure_backend.ir.facts import derive
 from pure_backend.ir.recorded import aten_graph, followable
 from pure_backend.ir.region import Region
 
@@ -65,12 +66,10 @@ def _replace(gm: fx.GraphModule, stretch: list[fx.Node]) -> None:
         env[node] = graph.node_copy(node, env.__getitem__)
     graph.output(tuple(env[node] for node in outputs))
     with gm.graph.inserting_after(stretch[-1]):
-        region = gm.graph.call_function(Region(fx.GraphModule(gm, graph)), tuple(inputs))
-    region.meta.update({k: v for k, v in stretch[0].meta.items() if k in ("stack_trace", "nn_module_stack", "scopes")})
+        region = derive(gm.graph.call_function(Region(fx.GraphModule(gm, graph)), tuple(inputs)), stretch[0])
     for position, node in reversed(list(enumerate(outputs))):
         with gm.graph.inserting_after(region):
-            result = gm.graph.call_function(operator.getitem, (region, position))
-        result.meta.update(region.meta)
+            result = derive(gm.graph.call_function(operator.getitem, (region, position)), region)
         node.replace_all_uses_with(result, delete_user_cb=lambda user: user not in inside)
     for node in reversed(stretch):
         gm.graph.erase_node(node)

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from pure_backend.ir.impurity import Impurity, origin
+from pure_backend.ir.facts import origin
+from pure_backend.ir.impurity import Impurity
 
 
 def inline_checkpoints(gm: fx.GraphModule, impurities: Sequence[Impurity]) -> bool:

@@ -28,7 +28,7 @@ from pure_backend.fx_passes.functional import Alias, Constant, Functional, Input
 from pure_backend.fx_passes.replay import SAME, view_between, view_by_strides, view_of_output
 from pure_backend.ir import functional_ops
 from pure_backend.ir.describe import tensor_leaves
-from pure_backend.ir.facts import facts, reads_input_scalar
+from pure_backend.ir.facts import derive, facts, learn, reads_input_scalar
 from pure_backend.ir.failures import failure
 from pure_backend.ir.geometry import Geometry, Placed
 from pure_backend.ir.views import OutOfBase, plan_view
@@ -113,7 +113,7 @@ class _Pass:
 
     def module(self, results: list[Any]) -> fx.GraphModule:
         """The new graph with these outputs."""
-        self.graph.output(tuple(results)).meta["facts"] = facts(self.gm.graph.output_node())
+        derive(self.graph.output(tuple(results)), self.gm.graph.output_node())
         self.graph.eliminate_dead_code()
         return fx.GraphModule(self.gm, self.graph)
 
@@ -177,7 +177,7 @@ class _Pass:
         base = _whole_storage(facts(node).value, shown)
         before = facts(node).geometry.offset - int(base.storage_offset())
         self.storage_inputs[self.placeholders.index(node)] = (before, base.numel())
-        copied.meta["facts"] = dataclasses.replace(facts(node), value=base, geometry=Geometry.of(base))
+        learn(copied, value=base)
         self.cells[storage] = _Cell(Geometry.of(base)._replace(storage=storage), copied, base.requires_grad)
 
     def visit_write(self, node: fx.Node) -> None:
@@ -188,16 +188,15 @@ class _Pass:
         writes = tuple(tensors.index(arg) for arg in known.writes)
         new = self.copy(node)
         new.op, new.target = "call_function", functional_ops.Functionalized(node.target, writes)
-        new.meta["facts"] = dataclasses.replace(facts(new), value=None, geometry=None, writes=())
-        new.meta["result"] = known.value if known.geometry is None else _at(known.value, known.geometry)
-        new.meta["written"] = tuple(self.value(arg) for arg in known.writes)
+        result = known.value if known.geometry is None else _at(known.value, known.geometry)
+        learn(new, value=(result, *(self.value(arg) for arg in known.writes)), writes=())
         for i, arg in enumerate(known.writes):
             value = self.emit(operator.getitem, (new, i + 1), node, self.value(arg))
             self.write(arg, value, node)
         storage = known.geometry.storage if known.geometry else None
         if storage in self.cells:
             return  # the written argument itself
-        self.env[node] = self.emit(operator.getitem, (new, 0), node, new.meta["result"])
+        self.env[node] = self.emit(operator.getitem, (new, 0), node, result)
         if storage in self.written:
             self.cells[storage] = _Cell(known.geometry, self.env[node], known.geometry.requires_grad)
 
@@ -209,9 +208,8 @@ class _Pass:
             )
         for method, args, kwargs in calls:
             fake = facts(args[0]).value
-            new = self.emit(functional_ops.Functionalized(method, (0,)), fx.map_arg(args, self.read), node, None)
+            new = self.emit(functional_ops.Functionalized(method, (0,)), fx.map_arg(args, self.read), node, (fake, fake))
             new.kwargs = fx.map_arg(kwargs, self.read)
-            new.meta["result"], new.meta["written"] = fake, (fake,)
             self.write(args[0], self.emit(operator.getitem, (new, 1), node, fake), node)
 
     def restride(self, arg: fx.Node, geometry: Geometry) -> None:
@@ -291,19 +289,14 @@ class _Pass:
     def copy(self, node: fx.Node) -> fx.Node:
         copied = self.graph.node_copy(node, self.read)
         if (geometry := facts(node).geometry) is not None:
-            copied.meta["facts"] = dataclasses.replace(facts(node), value=_at(facts(node).value, geometry))
+            learn(copied, value=_at(facts(node).value, geometry), geometry=geometry)
         if bodies := facts(node).bodies:
-            bodies = tuple(functionalize_body(body) for body in bodies)
-            copied.meta["facts"] = dataclasses.replace(facts(copied), bodies=bodies)
+            learn(copied, bodies=tuple(functionalize_body(body) for body in bodies))
         return copied
 
     def emit(self, target: Any, args: tuple, source: fx.Node, value: Any) -> fx.Node:
         """A new node that stands where `source` stood."""
-        node = self.graph.call_function(target, args)
-        node.meta.update({k: v for k, v in source.meta.items() if k in ("stack_trace", "nn_module_stack", "scopes")})
-        geometry = Geometry.of(value) if isinstance(value, torch.Tensor) else None
-        node.meta["facts"] = dataclasses.replace(facts(source), value=value, geometry=geometry, writes=())
-        return node
+        return derive(self.graph.call_function(target, args), source, value=value)
 
     def finish(self, output: fx.Node) -> Functional:
         leaves, spec = pytree.tree_flatten(output.args[0])

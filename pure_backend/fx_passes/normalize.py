@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from pure_backend.ir.facts import learn
+
 
 @dataclasses.dataclass(frozen=True)
 class Normalized:
@@ -52,6 +54,8 @@ def lift_attributes(gm: fx.GraphModule) -> Normalized:
             continue
         mapping[node] = graph.node_copy(node, mapping.__getitem__)
     _placeholders_first(graph)
+    for node in graph.nodes:
+        learn(node, origin="")  # that of a stage's node is in the graph that was cut
     return Normalized(fx.GraphModule(gm, graph), tuple(owners))
 
 

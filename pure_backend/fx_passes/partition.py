@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from pure_backend.fx_passes.regions import Modes, StageModes, changes_mode
 from pure_backend.fx_passes.schedule import schedule
-from pure_backend.ir.impurity import origin
+from pure_backend.ir.facts import facts, learn, origin
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +126,7 @@ class _Builder:
         first = next(iter(self.graph.nodes), None)
         with self.graph.inserting_before(first):
             placeholder = self.graph.placeholder(name)
-        placeholder.meta.update({key: node.meta[key] for key in ("donated",) if key in node.meta})
+        learn(placeholder, donated=facts(node).donated)
         return placeholder
 
     def finish(self, place: int, produced: dict[fx.Node, int]) -> Stage:
@@ -158,7 +158,5 @@ def for_arguments(stage: Stage, spec: pytree.TreeSpec, floats: Sequence[bool]) -
     env = dict(zip(stage.gm.graph.find_nodes(op="placeholder", sort=True), values, strict=True))
     for node in stage.gm.graph.nodes:
         if node.op != "placeholder":
-            args, kwargs = fx.map_arg((node.args, node.kwargs), env.__getitem__)
-            env[node] = graph.create_node(node.op, node.target, args, kwargs, node.name)
-            env[node].meta = dict(node.meta)
+            env[node] = graph.node_copy(node, env.__getitem__)
     return fx.GraphModule(stage.gm, graph)

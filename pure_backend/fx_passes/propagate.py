@@ -1,6 +1,6 @@
 """What every node's value looks like: run the graph on fake tensors made from the real inputs.
 
-Dynamo leaves fake tensors in `node.meta["example_value"]`, but those carry symbolic shapes, show each tensor's *last* state
+Dynamo leaves fake tensors in `example_value`, but those carry symbolic shapes, show each tensor's *last* state
 and know nothing of the modes, gradients and overlaps of this call. One run on fakes of the actual inputs gives shapes,
 strides, storages, dtypes, `requires_grad` and versions exactly as eager would have them (0.15 ms a node, about 8 % of
 Dynamo's own time).
@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +26,7 @@ from pure_backend.fx_passes.functorch import propagate_region
 from pure_backend.fx_passes.scopes import name_scopes
 from pure_backend.fx_passes.stretch import has_body, is_autograd_function
 from pure_backend.ir.describe import tensor_leaves, unsuitable_tensor
-from pure_backend.ir.facts import Facts, facts, reads_input_scalar
+from pure_backend.ir.facts import facts, learn, origin, reads_input_scalar
 from pure_backend.ir.failures import fault_text
 from pure_backend.ir.geometry import Geometry
 from pure_backend.ir.impurity import Impurity, Unknown, unknowns
@@ -40,7 +40,7 @@ _SAMPLE_SCALAR = 0.5
 
 
 def propagate(gm: fx.GraphModule, args: Sequence[Any], mode: FakeTensorMode, lowerable: Lowerable) -> list[Impurity]:
-    """Run a normalized graph on fake arguments and leave `Facts` in every node's meta.
+    """Run a normalized graph on fake arguments and leave `Facts` on every node.
 
     Args:
         gm: A graph that may be annotated.
@@ -59,68 +59,86 @@ def propagate(gm: fx.GraphModule, args: Sequence[Any], mode: FakeTensorMode, low
     return run.impurities
 
 
+class _Outcome(NamedTuple):
+    """What running a node on fakes gave: its value, its propagated bodies, and why it is impure if it is."""
+
+    value: Any
+    bodies: tuple[fx.GraphModule, ...] = ()
+    impurity: Impurity | None = None
+
+
 class _Run:
-    """One run of a graph on fakes."""
+    """One run of a graph on fakes.
+
+    Attributes:
+        values: The value of each node so far.
+        moved: Where a tensor lies that was given another geometry in place.
+        impurities: Of the nodes so far.
+    """
 
     def __init__(self, gm: fx.GraphModule, lowerable: Lowerable) -> None:
         self.gm = gm
         self.lowerable = lowerable
         self.values: dict[fx.Node, Any] = {}
+        self.moved: dict[fx.Node, Geometry] = {}
         self.impurities: list[Impurity] = []
 
     def all(self, args: Sequence[Any]) -> None:
         remaining = iter(args)
         for node in self.gm.graph.nodes:
-            node.meta["origin"] = node.name
             argument = next(remaining) if node.op == "placeholder" else None
             self.values[node] = self.one(node, argument)
 
     def one(self, node: fx.Node, argument: Any) -> Any:
         """The value of one node; its facts are noted."""
         values = self.values
-        node.meta.pop("geometry", None)
         tensor_args = [arg for arg in node.all_input_nodes if isinstance(values[arg], torch.Tensor)]
         versions = [values[arg]._version for arg in tensor_args]
         histories = {arg: _history(values[arg]) for arg in tensor_args}
         followed = [arg for arg in tensor_args if values[arg].requires_grad]
         autocast = _autocast_now()
-        value = self.evaluate(node, argument)
+        value, bodies, impurity = self.evaluate(node, argument)
+        self.impurities += [impurity] if impurity is not None else []
         written = [arg for arg, seen in zip(tensor_args, versions, strict=True) if values[arg]._version != seen]
-        written += [arg for arg in (*_undeclared_writes(node), *_writes_of_bodies(node)) if arg not in written]
-        restrided = _restrided([arg for arg in written if arg in values])
+        written += [arg for arg in (*_undeclared_writes(node), *_writes_of_bodies(node, bodies)) if arg not in written]
+        restrided = self.restrided([arg for arg in written if arg in values])
         written = [arg for arg in written if arg not in dict(restrided)]
-        for arg, geometry in restrided:
-            arg.meta["geometry"] = geometry
-        node.meta["facts"] = Facts.of(
-            value,
+        self.moved.update(restrided)
+        learn(
+            node,
+            value=value,
+            origin=origin(node),
             writes=tuple(written),
             recorded=tuple(arg for arg in written if _history(values[arg]) is not histories.get(arg)),
             grad=torch.is_grad_enabled(),
             autocast=autocast,
             restrided=restrided,
             cut=tuple(arg for arg in followed if not values[arg].requires_grad),
-            bodies=node.meta.pop("bodies", ()),
+            bodies=bodies,
         )
         return value
 
-    def evaluate(self, node: fx.Node, argument: Any) -> Any:
-        """The value of a node, `Unknown` where it cannot be known; an impurity is noted."""
+    def restrided(self, args: Sequence[fx.Node]) -> tuple[tuple[fx.Node, Geometry], ...]:
+        """The arguments whose place in memory is not what it was: `t_` and its like count as writes for autograd only."""
+        pairs = ((arg, Geometry.of(facts(arg).value)) for arg in args)
+        return tuple((arg, now) for arg, now in pairs if now.place != self.moved.get(arg, facts(arg).geometry).place)
+
+    def evaluate(self, node: fx.Node, argument: Any) -> _Outcome:
+        """What a node gives; its value is `Unknown` where it cannot be known."""
         if node.op == "placeholder":
-            return argument
+            return _Outcome(argument)
         if node.op == "get_attr":
-            return attrgetter(node.target)(self.gm)
+            return _Outcome(attrgetter(node.target)(self.gm))
         args, kwargs = fx.map_arg((node.args, node.kwargs), self.values.__getitem__)
         if node.op == "output":
-            return args[0]
+            return _Outcome(args[0])
         missing = unknowns(args) + unknowns(kwargs)
         unsuitable = next((value.unsuitable for value in missing if value.unsuitable), "")
         found = Impurity.of(node, "layout", unsuitable) if unsuitable else impurity(node, self.lowerable)
-        if found is not None:
-            self.impurities.append(found)
         if missing or (found is not None and not runs_on_fakes(found)):
-            return Unknown()
+            return _Outcome(Unknown(), impurity=found)
         try:
-            value = self.call(node, args, kwargs)
+            value, bodies = self.call(node, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             found = found or Impurity.of(node, "host read", f"its result depends on the values of its inputs ({error})")
         except UnsupportedOperatorError as error:
@@ -130,30 +148,31 @@ class _Run:
         else:
             reason = next((reason for leaf in tensor_leaves(value) if (reason := unsuitable_tensor(leaf))), "")
             if not reason:
-                return value
-            self.impurities.append(found or Impurity.of(node, "layout", f"its result is {reason}"))
-            return Unknown(f"it reads {reason}")
-        if found not in self.impurities:
-            self.impurities.append(found)
-        return Unknown()
+                return _Outcome(value, bodies, found)
+            return _Outcome(
+                Unknown(f"it reads {reason}"), bodies, found or Impurity.of(node, "layout", f"its result is {reason}")
+            )
+        return _Outcome(Unknown(), impurity=found)
 
-    def call(self, node: fx.Node, args: tuple, kwargs: dict) -> Any:
-        """Run one node on fakes."""
+    def call(self, node: fx.Node, args: tuple, kwargs: dict) -> higher_order.Result:
+        """Run one node on fakes: its value and its propagated bodies."""
+        if not has_body(node):
+            return self.plain(node, args, kwargs), ()
+        if any(map(dispatches, tensor_leaves((args, kwargs)))):
+            if not is_autograd_function(node):
+                raise UnsupportedOperatorError("its body is given a tensor subclass")
+            return node.target(*args, **kwargs), ()  # torch's own, to be taken apart
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            return higher_order.propagate(node, args, kwargs, self.body)
+        higher_order.refuse_runtime_scalars(node)
+        return propagate_region(node.target, args, kwargs, self.body)
+
+    def plain(self, node: fx.Node, args: tuple, kwargs: dict) -> Any:
+        """The value of a node without bodies."""
         if reads_input_scalar(node):
             return _SAMPLE_SCALAR
         if node.op == "call_method":
             return getattr(args[0], node.target)(*args[1:], **kwargs)
-        if any(map(dispatches, tensor_leaves((args, kwargs)))) and has_body(node):
-            if not is_autograd_function(node):
-                raise UnsupportedOperatorError("its body is given a tensor subclass")
-            return node.target(*args, **kwargs)  # torch's own, to be taken apart
-        if isinstance(node.target, torch._ops.HigherOrderOperator):
-            value, node.meta["bodies"] = higher_order.propagate(node, args, kwargs, self.body)
-            return value
-        if isinstance(node.target, Region):
-            higher_order.refuse_runtime_scalars(node)
-            value, node.meta["bodies"] = propagate_region(node.target, args, kwargs, self.body)
-            return value
         if node.target is _ENTER_INFERENCE:
             return _set_grad_enabled(not args[0])
         if node.target is _EXIT_INFERENCE:
@@ -194,12 +213,6 @@ def _history(tensor: torch.Tensor) -> Any:
     return (tensor if tensor._base is None else tensor._base).grad_fn
 
 
-def _restrided(args: Sequence[fx.Node]) -> tuple[tuple[fx.Node, Geometry], ...]:
-    """The arguments whose place in memory is not what it was: `t_` and its like count as writes for autograd only."""
-    pairs = ((arg, Geometry.of(facts(arg).value)) for arg in args)
-    return tuple((arg, now) for arg, now in pairs if now.place != arg.meta.get("geometry", facts(arg).geometry).place)
-
-
 def _has_index_tensor(index: Any) -> bool:
     return any(map(_is_index_tensor, index if isinstance(index, tuple) else (index,)))
 
@@ -223,9 +236,9 @@ def _set_grad_enabled(enabled: bool) -> bool:
     return before
 
 
-def _writes_of_bodies(node: fx.Node) -> tuple[fx.Node, ...]:
+def _writes_of_bodies(node: fx.Node, bodies: Sequence[fx.GraphModule]) -> tuple[fx.Node, ...]:
     """The operands of a higher-order operator that its bodies write, declared or not."""
-    nodes = [inner for body in node.meta.get("bodies", ()) for inner in body.graph.nodes]
+    nodes = [inner for body in bodies for inner in body.graph.nodes]
     storages = {facts(arg).geometry.storage for inner in nodes for arg in facts(inner).writes}
     return tuple(arg for arg in node.all_input_nodes if (lies := facts(arg).geometry) and lies.storage in storages)
 

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from pure_backend.ir.canonical import graph_key, node_text
-from pure_backend.ir.facts import Facts, facts
+from pure_backend.ir.facts import derive, facts, learn
 from pure_backend.ir.region import Chain, Shared
 from pure_backend.ir.repetition import repetitions
 
@@ -82,15 +82,14 @@ def _body(gm: fx.GraphModule, nodes: Sequence[fx.Node], returned: Sequence[int])
     graph = fx.Graph()
     mapping: dict[fx.Node, fx.Node] = {}
     for i, arg in enumerate(_inputs(nodes)):
-        mapping[arg] = graph.placeholder(f"arg{i}")
-        mapping[arg].meta["facts"] = Facts(facts(arg).value, facts(arg).geometry)
+        mapping[arg] = derive(graph.placeholder(f"arg{i}"), arg)
     for node in nodes:
         for arg in node.all_input_nodes:
             if arg not in mapping:
                 mapping[arg] = graph.node_copy(arg)
         mapping[node] = graph.node_copy(node, mapping.__getitem__)
     output = graph.output(tuple(mapping[nodes[offset]] for offset in returned))
-    output.meta["facts"] = Facts(tuple(facts(nodes[offset]).value for offset in returned))
+    learn(output, value=tuple(facts(nodes[offset]).value for offset in returned))
     return fx.GraphModule(gm, graph)
 
 
@@ -99,11 +98,10 @@ def _call(graph: fx.Graph, nodes: Sequence[fx.Node], body: fx.GraphModule, retur
     results = [nodes[offset] for offset in returned]
     with graph.inserting_before(nodes[0]):
         call = graph.call_function(Shared(body), tuple(_inputs(nodes)))
-        call.meta["facts"] = Facts(tuple(facts(node).value for node in results), bodies=(body,))
-        call.meta["scopes"] = _common([node.meta.get("scopes", ()) for node in nodes])
+        scopes = _common([facts(node).scopes for node in nodes])
+        learn(call, value=tuple(facts(node).value for node in results), bodies=(body,), scopes=scopes)
         for i, node in enumerate(results):
-            value = graph.call_function(operator.getitem, (call, i))
-            value.meta = {key: node.meta[key] for key in ("facts", "origin", "stack_trace", "scopes") if key in node.meta}
+            value = derive(graph.call_function(operator.getitem, (call, i)), node)
             node.replace_all_uses_with(value)
     for node in reversed(nodes):
         graph.erase_node(node)

@@ -1,7 +1,7 @@
 """The scope path of every node: the modules and profiler scopes that it was called in, outermost first.
 
 Before: `%h = _record_function_enter_new("blk"); %y = matmul(x, x); _record_function_exit(%h)`
-After:  `%y = matmul(x, x)`, with `meta["scopes"] == ("layers", "0", "blk")`
+After:  `%y = matmul(x, x)`, with `facts(y).scopes == ("layers", "0", "blk")`
 
 Dynamo notes a module's path on each node, but drops `record_function` on torch 2.9, and on newer torch unless
 `torch._dynamo.config.capture_profiler_record_function` is set. The source lines that it does note say which `with` statements
@@ -17,6 +17,7 @@ from itertools import pairwise
 import torch
 from torch import fx
 
+from pure_backend.ir.facts import learn
 from pure_backend.ir.source import frames, scopes_at
 
 _ENTER = ("profiler::_record_function_enter", "profiler::_record_function_enter_new")
@@ -24,7 +25,7 @@ _EXIT = ("profiler::_record_function_exit",)
 
 
 def name_scopes(gm: fx.GraphModule) -> None:
-    """Leave the scope path of each node in `meta["scopes"]` and erase the profiler's own nodes, in place."""
+    """Leave the scope path of each node in its facts and erase the profiler's own nodes, in place."""
     opened: list[tuple[fx.Node, str]] = []
     own: list[fx.Node] = []
     for node in gm.graph.nodes:
@@ -34,7 +35,7 @@ def name_scopes(gm: fx.GraphModule) -> None:
         elif name in _EXIT:
             opened = [(opener, scope) for opener, scope in opened if opener is not node.args[0]]
         else:
-            node.meta["scopes"] = _path(node, [scope for _, scope in opened])
+            learn(node, scopes=_path(node, [scope for _, scope in opened]))
             continue
         own.append(node)
     for node in reversed(own):

@@ -15,7 +15,7 @@ from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
 
-from pure_backend.ir.facts import facts
+from pure_backend.ir.facts import derive, facts
 from pure_backend.ir.functional_ops import saved
 
 _logger = logging.getLogger("pure_backend")
@@ -47,8 +47,7 @@ def mark_saved(body: fx.GraphModule, operands: Sequence[Any], context_fn: Callab
 def _mark(body: fx.GraphModule, node: fx.Node) -> None:
     users = list(node.users)
     with body.graph.inserting_after(node):
-        mark = body.graph.call_function(saved, (node,))
-    mark.meta["facts"] = facts(node)
+        mark = derive(body.graph.call_function(saved, (node,)), node)
     for user in users:
         user.replace_input_with(node, mark)
 

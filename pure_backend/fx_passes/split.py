@@ -83,7 +83,7 @@ def _graph(inputs: Sequence[fx.Node | None], nodes: Iterable[fx.Node], output: A
         if node is not None:
             env[node] = placeholder
     for node in nodes:
-        env[node] = graph.node_copy(node, env.__getitem__)
-        env[node].meta = {}
+        args, kwargs = fx.map_arg((node.args, node.kwargs), env.__getitem__)
+        env[node] = graph.create_node(node.op, node.target, args, kwargs)
     graph.output(output(lambda leaves: tuple(None if leaf is None else env[leaf] for leaf in leaves)))
     return fx.GraphModule({}, graph)

@@ -20,7 +20,7 @@ from torch import fx
 
 from pure_backend.fx_passes.functional import Functional, Inputs, Source
 from pure_backend.ir.donors import donors
-from pure_backend.ir.facts import Facts, facts
+from pure_backend.ir.facts import facts, learn
 from pure_backend.ir.region import Chain
 
 
@@ -71,7 +71,7 @@ def _stack(graph: fx.Graph, operands: Sequence[fx.Node], sources: dict[fx.Node, 
     """A placeholder for the stack of these, before the first of them."""
     with graph.inserting_before(operands[0]), torch.enable_grad():
         stack = graph.placeholder(f"stack_{operands[0].name}")
-        stack.meta["facts"] = Facts.of(torch.stack([facts(node).value for node in operands]))
+        learn(stack, value=torch.stack([facts(node).value for node in operands]))
     sources[stack] = tuple(sources[node] for node in operands)  # type: ignore[misc]
     for node in set(operands):
         del sources[node]

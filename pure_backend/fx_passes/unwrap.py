@@ -31,12 +31,10 @@ from pure_backend.fx_passes.stretch import (
     requires_grad,
 )
 from pure_backend.ir.describe import tensor_leaves
-from pure_backend.ir.facts import facts
+from pure_backend.ir.facts import derive, facts
 from pure_backend.ir.failures import failure
 from pure_backend.ir.impurity import Impurity
 from pure_backend.ir.wrapper import Structure, is_wrapper, pieces_of, take_apart
-
-_KEPT = ("stack_trace", "nn_module_stack", "scopes")
 
 
 def has_wrappers(gm: fx.GraphModule) -> bool:
@@ -123,13 +121,11 @@ class _Pass:
     def input(self, name: str, of: fx.Node) -> fx.Node:
         node = self.graph.placeholder(name)
         node.target = node.name  # which is unique
-        node.meta["of"] = of.name
-        return node
+        return derive(node, of)
 
     def copy(self, node: fx.Node) -> fx.Node:
         """A node that touches no wrapper."""
         copied = self.graph.node_copy(node, self.read)
-        copied.meta = {key: value for key, value in node.meta.items() if key not in ("facts", "geometry")} | {"of": node.name}
         if node.op == "get_attr":
             self.attributes[node.target] = getattr(self.gm, node.target)
         return copied
@@ -183,9 +179,7 @@ class _Pass:
 
     def call(self, target: Any, args: tuple, at: fx.Node, kwargs: Any = None) -> fx.Node:
         """A new node that stands where `at` stood."""
-        node = self.graph.call_function(target, args, dict(kwargs or {}))
-        node.meta = {key: at.meta[key] for key in _KEPT if key in at.meta} | {"of": at.name}
-        return node
+        return derive(self.graph.call_function(target, args, dict(kwargs or {})), at)
 
     def constant(self, value: torch.Tensor, at: fx.Node) -> fx.Node:
         self.held.append(self.input(f"{at.name}_constant", at))

@@ -15,7 +15,8 @@ from pure_backend.errors import DeviceError
 from pure_backend.inspect.report import Break, Graph, Node, Partition, Report
 from pure_backend.inspect.wrappers import unseen
 from pure_backend.ir.describe import describe_value, target_name
-from pure_backend.ir.impurity import Impurity, Unknown, origin
+from pure_backend.ir.facts import facts, origin
+from pure_backend.ir.impurity import Impurity, Unknown
 from pure_backend.ir.source import user_frame
 from pure_backend.options import Options
 
@@ -297,7 +298,7 @@ def _nodes(
                 operator=target_name(node.target) if _computes(node) else "",
                 value=values.get(node.name, ""),
                 inputs=tuple(arg.name for arg in node.all_input_nodes if arg.op != "get_attr"),
-                scopes="/".join(node.meta.get("scopes", ())),
+                scopes="/".join(facts(node).scopes),
                 file=frame.file if frame else "",
                 line=frame.line if frame else 0,
                 partition=places.get(node.name),
@@ -316,7 +317,5 @@ def _values(specializations: Any) -> dict[str, str]:
 
 
 def _shown(node: fx.Node) -> str:
-    known = node.meta.get("facts")
-    if known is None or known.value is None or isinstance(known.value, Unknown):
-        return ""
-    return describe_value(known.value)
+    value = facts(node).value
+    return "" if value is None or isinstance(value, Unknown) else describe_value(value)

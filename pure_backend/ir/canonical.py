@@ -48,7 +48,7 @@ def foreign(gm: fx.GraphModule) -> Iterator[tuple[fx.Node, Any]]:
         named = [node.target] if node.op == "call_function" else []
         fx.node.map_aggregate((node.args, node.kwargs), named.append)
         yield from ((node, target) for target in map(_unwrapped, named) if callable(target) and not _is_home(target))
-        for body in node.meta["facts"].bodies if "facts" in node.meta else ():
+        for body in facts(node).bodies:
             yield from foreign(body)
 
 
@@ -74,15 +74,15 @@ def _write_graph(gm: fx.GraphModule, lines: list[str], objects: list[Any]) -> No
     number: dict[fx.Node, int] = {}
     for node in gm.graph.nodes:
         number[node] = len(number)
-        known = node.meta.get("facts")
+        known = facts(node)
         args = _text((node.args, node.kwargs), number, objects)
         line = f"%{number[node]} = {node.op} {_target(node, gm, objects)} {args}"
         if node.op == "placeholder":
             line += f" {_value(known.value)}"
-        elif known is not None:
+        else:
             line += f" grad={known.grad} autocast={known.autocast}"
         lines.append(line)
-        for body in known.bodies if known is not None else ():
+        for body in known.bodies:
             lines.append("{")
             _write_graph(body, lines, objects)
             lines.append("}")

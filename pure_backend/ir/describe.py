@@ -9,6 +9,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from pure_backend.ir.facts import facts
 from pure_backend.ir.wrapper import dispatches, take_apart, why_whole
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -63,7 +64,7 @@ def target_name(target: Any) -> str:
 
 def describe_node(node: fx.Node) -> str:
     """One node for an error message: operator, argument shapes, and the user's source line."""
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["facts"].value if "facts" in n.meta else n)
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: facts(n).value)
     shown = [describe_value(arg) for arg in args] + [f"{key}={describe_value(v)}" for key, v in kwargs.items()]
     line = source_line(node)
     return f"{target_name(node.target)}({', '.join(shown)})" + (f"\n  at {line}" if line else "")
@@ -71,7 +72,7 @@ def describe_node(node: fx.Node) -> str:
 
 def source_line(node: fx.Node) -> str:
     """The innermost line outside of torch that made a node, or an empty string."""
-    trace = node.meta.get("stack_trace") or getattr(node, "stack_trace", None) or ""
+    trace = node.stack_trace or ""
     lines = [line.strip() for line in trace.strip().splitlines()]
     files = [i for i, line in enumerate(lines) if line.startswith("File ")]
     if not files:

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from pure_backend.errors import DonationError
+from pure_backend.ir.facts import facts, learn
 
 donated_arguments: dict[str, tuple[int, ...]] = {}
 """Positions of the donated arguments of operators, by the operators' names."""
@@ -22,20 +23,20 @@ _MARKER = "xla::dynamo_set_buffer_donor_"
 
 
 def take_markers(gm: fx.GraphModule) -> None:
-    """Remove the marking nodes; the inputs that they name note it in their meta."""
+    """Remove the marking nodes; the inputs that they name note it in their facts."""
     for node in list(gm.graph.nodes):
         if not (isinstance(node.target, torch._ops.OpOverload | torch._ops.OpOverloadPacket) and _name(node.target) == _MARKER):
             continue
         marked, donated = node.args
         if marked.op == "placeholder":
-            marked.meta["donated"] = donated
+            learn(marked, donated=donated)
         node.replace_all_uses_with(marked)
         gm.graph.erase_node(node)
 
 
 def donors(gm: fx.GraphModule) -> frozenset[fx.Node]:
     """The placeholders of a graph that are donated."""
-    found = {node for node in gm.graph.find_nodes(op="placeholder") if node.meta.get("donated")}
+    found = {node for node in gm.graph.find_nodes(op="placeholder") if facts(node).donated}
     if donated_arguments:
         for node in gm.graph.nodes:
             positions = donated_arguments.get(_name(node.target)) if isinstance(node.target, torch._ops.OpOverload) else None

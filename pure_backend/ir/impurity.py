@@ -9,6 +9,7 @@ from typing import Any
 from torch import fx
 
 from pure_backend.ir.describe import source_line, target_name
+from pure_backend.ir.facts import origin
 
 ADVICE = {
     "host read": "use masks (torch.where) or fixed sizes (one_hot(num_classes=...)), or read the value outside of the model",
@@ -60,14 +61,6 @@ class Impurity:
     def __str__(self) -> str:
         at = f" at {self.file}:{self.line}" if self.file else ""
         return f"{self.op} ({self.kind}){at}: {self.detail}"
-
-
-def origin(node: fx.Node) -> str:
-    """The name that a node, or the node that it was made from, has in the normalized graph.
-
-    `unwrap` leaves it under "of": what is found in its graph is told of the graph that it was made from, which can be cut.
-    """
-    return node.meta.get("of") or node.meta.get("origin", node.name)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

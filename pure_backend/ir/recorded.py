@@ -42,7 +42,8 @@ def aten_graph(function: Callable[..., Any], tensors: Sequence[torch.Tensor]) ->
             return pytree.tree_map_only(torch.Tensor, mode.cut, results)
 
     gm = make_fx(followed)(*tensors)
-    _mark_followed(gm, [tensor.requires_grad for tensor in tensors], {node.name for node in mode.unrecorded})
+    unrecorded, in_place = ({node.name for node in nodes} for nodes in (mode.unrecorded, mode.cuts_in_place))
+    _mark_followed(gm, [tensor.requires_grad for tensor in tensors], unrecorded, in_place)
     return gm
 
 
@@ -67,6 +68,7 @@ class _Followed(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.unrecorded: set[fx.Node] = set()
+        self.cuts_in_place: set[fx.Node] = set()
         self.in_place = _DetachedInPlace()
 
     @classmethod
@@ -102,7 +104,7 @@ class _Followed(TorchDispatchMode):
         for node in _after(last):
             if node.target is torch.ops.aten.alias.default:
                 node.target = torch.detach
-                node.meta["detached in place"] = tensor in self.in_place.tensors
+                self.cuts_in_place |= {node} if tensor in self.in_place.tensors else set()
         return result
 
     def switch(self, grad: bool) -> fx.Node:
@@ -134,7 +136,7 @@ def _after(node: fx.Node) -> Iterator[fx.Node]:
         yield node
 
 
-def _mark_followed(gm: fx.GraphModule, followed: Sequence[bool], unrecorded: set[str]) -> None:
+def _mark_followed(gm: fx.GraphModule, followed: Sequence[bool], unrecorded: set[str], in_place: set[str]) -> None:
     """Let values that carry a gradient require one; erase each `detach` that is not needed.
 
     It is for values that were detached or made while autograd did not record, and for views of such. What an operator's own
@@ -146,7 +148,7 @@ def _mark_followed(gm: fx.GraphModule, followed: Sequence[bool], unrecorded: set
         if node.target is torch.detach:
             (origin,) = node.args
             carries[node] = False
-            if not node.users or not carries[origin] or not (origin in lost or node.meta["detached in place"]):
+            if not node.users or not carries[origin] or not (origin in lost or node.name in in_place):
                 node.replace_all_uses_with(origin)
                 gm.graph.erase_node(node)
         elif node.op != "placeholder":

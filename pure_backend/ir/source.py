@@ -27,7 +27,7 @@ class Frame(NamedTuple):
 
 def frames(node: fx.Node) -> tuple[Frame, ...]:
     """The stack of a node as Dynamo noted it, outermost first."""
-    return _parse(node.meta.get("stack_trace") or "")
+    return _parse(node.stack_trace or "")
 
 
 @functools.lru_cache(maxsize=4096)

@@ -18,7 +18,7 @@ from torch._decomp import decomposition_table
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from pure_backend.ir.facts import Facts
+from pure_backend.ir.facts import learn
 from pure_backend.ir.recorded import aten_graph, followable
 
 
@@ -88,7 +88,7 @@ def decompose(call: FakeCall) -> fx.GraphModule:
 
     Returns:
         A graph whose placeholders are the distinct tensors of the call, and whose output is a flat list: the tensors of the
-        result, then the new values of the written tensors. Every node has `Facts`.
+        result, then the new values of the written tensors. Every node has facts.
     """
     tensors = call.unique(call.leaves)
     return traced(call, tensors, recorded=call.recorded and any(tensor.requires_grad for tensor in tensors))
@@ -127,6 +127,6 @@ def _with_facts(gm: fx.GraphModule) -> fx.GraphModule:
         if node.target is torch.ops.aten.copy_.default and not node.users:
             gm.graph.erase_node(node)  # the write-back of an input: its value is an output as well
         else:
-            node.meta["facts"] = Facts.of(node.meta.get("val"))
+            learn(node, value=node.meta.get("val"))
     gm.graph.eliminate_dead_code()
     return gm

@@ -17,6 +17,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from pure_backend.ir.facts import derive
 from pure_backend.jax_bridge.decompose import FakeCall, traced
 
 
@@ -75,8 +76,7 @@ def _given_results(gm: fx.GraphModule, tensors: int, results: int) -> fx.GraphMo
     with gm.graph.inserting_after(placeholders[tensors - 1]):
         given = [gm.graph.placeholder(f"result_{i}") for i in reversed(range(results))][::-1]
     for value, placeholder in zip(outputs[:results], given, strict=True):
-        placeholder.meta.update(value.meta)
-        value.replace_all_uses_with(placeholder)
+        value.replace_all_uses_with(derive(placeholder, value))
     gm.graph.output_node().args = (list(outputs[results:]),)
     gm.graph.eliminate_dead_code()
     return gm

@@ -135,7 +135,7 @@ class Walker:
     @contextlib.contextmanager
     def scope(self, node: fx.Node) -> Iterator[None]:
         """The scope path and source line of a node, so that HLO metadata carries them in forward and backward."""
-        outer, names = self.path, node.meta.get("scopes", ())
+        outer, names = self.path, facts(node).scopes
         opened = names[len(outer) :] if names[: len(outer)] == outer else names  # a body's nodes repeat their owner's path
         self.path = names or outer
         try:
@@ -229,7 +229,7 @@ class Walker:
 
     def write(self, node: fx.Node, target: functional_ops.Functionalized, args: tuple, kwargs: dict) -> tuple:
         """A writing node made a function: `(result, *new values)`."""
-        out, written = node.meta["result"], node.meta["written"]
+        out, *written = facts(node).value
         op, writes = target.op, target.writes
         name = names_of(op)[0]
         lowering = lowerings.find(op)
@@ -237,7 +237,7 @@ class Walker:
         bound_args, bound_kwargs = _bound(args, kwargs)
         if lowering is not None and updates_arguments(lowering):
             result, *new = lowering(self.site(node, out, node.args, writes), *bound_args, **bound_kwargs)
-            return (self.conform(node, result, out), *self.conform(node, new, list(written)))
+            return (self.conform(node, result, out), *self.conform(node, new, written))
         new = NotImplemented
         real = not isinstance(op, str) or hasattr(torch.Tensor, op)  # an element of a list operator goes by a name of ours
         derived = real and self.derives(node, name.rstrip("_"), written)  # as the functional operator, so decompose
@@ -246,7 +246,7 @@ class Walker:
         if new is NotImplemented:
             flat = self.decomposed(node, op, (args, kwargs), (node.args, node.kwargs), writes)
             count = len(flat) - len(writes)
-            return (_structured(flat[:count], out), *self.conform(node, flat[count:], list(written)))
+            return (_structured(flat[:count], out), *self.conform(node, flat[count:], written))
         new = self.conform(node, jnp.broadcast_to(new, written[0].shape), written[0])
         return (new, new)
 
@@ -326,11 +326,8 @@ def _recorded(node: fx.Node, result: Any) -> Any:
 
 
 def _zeros(node: fx.Node) -> Any:
-    """Zeros in the shape of a node's value, and of what it writes."""
-    value = facts(node).value
-    if isinstance(node.target, functional_ops.Functionalized):
-        value = (node.meta["result"], *node.meta["written"])
-    return pytree.tree_map_only(torch.Tensor, lambda t: jnp.zeros(t.shape, to_jax_dtype(t.dtype)), value)
+    """Zeros in the shape of a node's value."""
+    return pytree.tree_map_only(torch.Tensor, lambda t: jnp.zeros(t.shape, to_jax_dtype(t.dtype)), facts(node).value)
 
 
 def _structured(flat: list[Any], out: Any) -> Any:

@@ -63,7 +63,7 @@ class Bounds:
         """Bounds for what these nodes compute from these inputs, by the least precise dtype among them."""
         nodes = [inner for node in nodes for inner in _with_bodies(node)]
         autocast = [dtype for node in nodes for _, dtype in facts(node).autocast]
-        fakes = [tensor for node in nodes for tensor in tensor_leaves(facts(node).value) + list(node.meta.get("written", ()))]
+        fakes = [tensor for node in nodes for tensor in tensor_leaves(facts(node).value)]
         dtypes = {tensor.dtype for tensor in [*fakes, *tensors_in(inputs)]} | set(autocast)
         floats = {dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex}
         relative = factor * max(map(_tolerance, floats), default=0.0)

@@ -14,6 +14,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from pure_backend.ir.describe import describe_node
+from pure_backend.ir.facts import facts
 from pure_backend.ir.functional_ops import Functionalized
 from pure_backend.ir.geometry import Geometry
 
@@ -93,7 +94,7 @@ def _has_geometry(value: Any) -> bool:
 def _saved(tensor: torch.Tensor, node: fx.Node) -> torch.Tensor:
     """A copy on the CPU; it requires grad where the node's autograd recorded."""
     copy = tensor.detach().cpu().resolve_conj().resolve_neg().clone()
-    recorded = node.meta["facts"].grad and (copy.is_floating_point() or copy.is_complex())
+    recorded = facts(node).grad and (copy.is_floating_point() or copy.is_complex())
     return copy.requires_grad_(recorded)
 
 
@@ -136,7 +137,7 @@ def _source(node: fx.Node, leaves: list[Any], spec: pytree.TreeSpec) -> tuple[st
 
 def _results(graph: fx.Graph, result: fx.Node, node: fx.Node) -> tuple[fx.Node, ...]:
     """The tensors of a result, copied: a view that is returned would be made again outside of the program."""
-    value = node.meta["facts"].value
+    value = facts(node).value
     if not isinstance(value, (tuple, list)):
         return (graph.call_method("clone", (result,)),)
     tensors = [i for i, part in enumerate(value) if isinstance(part, torch.Tensor)]
