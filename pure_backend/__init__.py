@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from pure_backend.transforms.pure import PureModule as PureModule
     from pure_backend.transforms.pure import assume_pure as assume_pure
     from pure_backend.transforms.train_step import TrainStep as TrainStep
+    from pure_backend.transforms.xla_sharding import XlaSharding as XlaSharding
 
 __version__ = "0.1.0"
 
@@ -54,6 +55,7 @@ _LATER = {
     "transforms.loops": ("fori_loop", "scan", "while_loop"),
     "transforms.pure": ("ImpureFunctionWarning", "PureModule", "assume_pure"),
     "transforms.train_step": ("TrainStep",),
+    "transforms.xla_sharding": ("XlaSharding",),
 }
 
 

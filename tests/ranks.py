@@ -42,7 +42,9 @@ def run_ranks(file: str, folder: Path, ranks: int = 2, limit_s: float = 300, **e
         for process in processes:
             process.kill()
             process.wait()
-    return {f"rank {rank}": _told(folder, rank) for rank, p in enumerate(processes) if p.returncode != 0}
+    return {
+        f"rank {rank}, exit status {p.returncode}": _told(folder, rank) for rank, p in enumerate(processes) if p.returncode != 0
+    }
 
 
 def _start(file: str, folder: Path, rank: int, ranks: int, environment: dict[str, str]) -> subprocess.Popen:
@@ -88,7 +90,8 @@ def main(file: str, folder: str) -> None:
             start = time.monotonic()
             program()
             print(json.dumps({"program": program.__name__, "seconds": round(time.monotonic() - start, 2)}), flush=True)
-            dist.barrier()
+            if ranks > 1:  # torch_xla's `mark_sharding` imports torchax, after which torch has no barrier
+                dist.barrier()
     dist.destroy_process_group()
 
 
