@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import fx
 
-from pure_backend import _compat, counters
+from pure_backend import counters
 from pure_backend.calls.plan import Bordered, plan_call
 from pure_backend.calls.specializations import Specializations
 from pure_backend.calls.staged import Staged
@@ -27,6 +27,7 @@ from pure_backend.fx_passes.partition import partition
 from pure_backend.fx_passes.repeats import calls_bodies
 from pure_backend.ir.failures import graph_failure
 from pure_backend.ir.impurity import Impurity
+from pure_backend.ir.opaque import opaque
 from pure_backend.options import Options
 from pure_backend.pipeline import normalize, prepare
 from pure_backend.verify.verified import Verified
@@ -57,7 +58,7 @@ def assume_pure(
         raise TypeError(f"backend 'assume_pure' has no modes, got mode={mode!r}: use options={{...}}")
     specializations = compiled_graph(normalize(gm), Options.of(options))
 
-    @_compat.opaque
+    @opaque
     def call(*args: Any) -> Any:
         return specializations(*args)
 

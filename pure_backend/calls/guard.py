@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
 
-from pure_backend import _compat
 from pure_backend.calls.places import places
 from pure_backend.calls.signature import modes
 from pure_backend.ir.exact import exact
@@ -20,7 +19,7 @@ class Guard:
 
     def __init__(self, args: Sequence[Any], placed: Placed = ANYWHERE) -> None:
         tensors = [a for a in args if isinstance(a, torch.Tensor)]
-        self._check = _compat.tensor_check(tensors)
+        self._check = _tensor_check(tensors)
         self._others = tuple(i for i, a in enumerate(args) if not isinstance(a, torch.Tensor))
         self._tensors = tuple(i for i, a in enumerate(args) if isinstance(a, torch.Tensor))
         self._values = self._read(args)
@@ -67,3 +66,14 @@ class WrapperGuard:
 def guard_of(args: Sequence[Any], placed: Placed = ANYWHERE) -> Guard | WrapperGuard:
     """A guard of calls like this one."""
     return (WrapperGuard if any(map(is_wrapper, args)) else Guard)(args, placed)
+
+
+def _tensor_check(tensors: list[torch.Tensor]) -> Callable[..., bool]:
+    """A check, in C++, that tensors have the types, dtypes, devices, sizes, strides and gradient flags of these.
+
+    It is the one of Dynamo's guards. It refuses a tensor that is given twice, and one under another dispatch mode.
+    """
+    from torch._C._dynamo.guards import TensorGuards
+
+    sizes, strides = [list(tensor.size()) for tensor in tensors], [list(tensor.stride()) for tensor in tensors]
+    return TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check

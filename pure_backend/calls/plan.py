@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from pure_backend import _compat
 from pure_backend.fx_passes.border import Border
 from pure_backend.fx_passes.functional import Alias, Constant, Value, WriteBack
 from pure_backend.fx_passes.inputs import argument_name
@@ -19,6 +18,7 @@ from pure_backend.ir.modes import save_an_empty_tensor
 from pure_backend.jax_bridge.attribution import attributed
 from pure_backend.jax_bridge.autograd import call_program
 from pure_backend.jax_bridge.compile import compile_graph
+from pure_backend.jax_bridge.donation import donate_buffer
 from pure_backend.jax_bridge.program import Program
 from pure_backend.jax_bridge.rng import NO_KEY, draw_key
 from pure_backend.pipeline import Prepared
@@ -65,7 +65,7 @@ class Plan:
         key = draw_key(self.device) if self.key is None else self.key
         results = list(call_program(self.program, inputs, key))
         for place in self.donors:
-            if _compat.donate_buffer(inputs[place]) and place not in self.renewed:
+            if donate_buffer(inputs[place]) and place not in self.renewed:
                 give_away(inputs[place])
         if self.write_backs:
             self.write(args, results)

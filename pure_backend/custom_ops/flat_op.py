@@ -18,9 +18,9 @@ import torch
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
-from pure_backend import _compat
 from pure_backend.custom_ops.flat import FlatCalls, FlatFunction, runs_here, shapes_of
 from pure_backend.custom_ops.signature import decode, encode
+from pure_backend.ir.opaque import opaque
 from pure_backend.jax_bridge.avals import is_differentiable, to_aval
 from pure_backend.jax_bridge.lower import lowered_stage
 from pure_backend.jax_bridge.lowerings import lowers
@@ -50,10 +50,10 @@ def register_kernels(
         vmap_rule: See `torch.library.register_vmap`.
     """
     operator = name.split("::")[1]
-    library.impl(operator, _compat.opaque(kernel), "Autograd")
-    library.impl(operator, _compat.opaque(without_gradient), "CompositeExplicitAutograd")
-    torch.library.register_fake(name, _compat.opaque(fake), lib=library)
-    torch.library.register_vmap(name, _compat.opaque(vmap_rule), lib=library)
+    library.impl(operator, opaque(kernel), "Autograd")
+    library.impl(operator, opaque(without_gradient), "CompositeExplicitAutograd")
+    torch.library.register_fake(name, opaque(fake), lib=library)
+    torch.library.register_vmap(name, opaque(vmap_rule), lib=library)
 
 
 class Derivable:
@@ -151,13 +151,13 @@ class _Traced(torch.autograd.function._SingleLevelFunction):
         ctx.mark_non_differentiable(*(t for t, inexact in zip(output, ctx.inexact, strict=True) if not inexact))
 
     @staticmethod
-    @_compat.opaque
+    @opaque
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple:
         """The gradients, through the operator that computes them."""
         return None, None, *ctx.op.gradients(ctx.static, ctx.saved_tensors, grads)
 
     @staticmethod
-    @_compat.opaque
+    @opaque
     def jvp(ctx: Any, op: Any, static: Any, *tangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """The tangents of the results, through the operator that computes them."""
         present = tuple(i for i, tangent in enumerate(tangents) if tangent is not None)

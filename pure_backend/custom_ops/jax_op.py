@@ -18,13 +18,14 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from pure_backend import _compat
 from pure_backend.custom_ops.donation import donated_tensors
 from pure_backend.custom_ops.flat import FlatFunction, runs_here, shapes_of
 from pure_backend.custom_ops.flat_op import Derivable, content_of, register_kernels
 from pure_backend.custom_ops.signature import Signature, Structure
 from pure_backend.ir.describe import describe_tensor
 from pure_backend.ir.donors import check_valid, donated_arguments, give_away
+from pure_backend.ir.opaque import opaque
+from pure_backend.jax_bridge.donation import donate_buffer
 from pure_backend.jax_bridge.lowerings import lowers
 from pure_backend.jax_bridge.lowerings.registry import Site, updates
 
@@ -164,7 +165,7 @@ class CustomOpDef(_Operator):
         donated = donated_tensors(self.name, self.donated, tensors, self.signature.names(structure))
         results = self._flat.run(structure, tensors)
         for tensor in donated:
-            if _compat.donate_buffer(tensor):
+            if donate_buffer(tensor):
                 give_away(tensor)
         return self._shaped(results)
 
@@ -212,7 +213,7 @@ class InPlaceOp(_Operator):
         super().__init__(name, signature, schema, self.returned, mutated)
         self.mutated = mutated
         self.functional = CustomOpDef(f"{name.removesuffix('_')}_functional", fn, signature, (), None)
-        self._library.impl(self._operator, _compat.opaque(self._run), "CompositeImplicitAutograd")
+        self._library.impl(self._operator, opaque(self._run), "CompositeImplicitAutograd")
         lowers(name, content=self.functional._content)(updates(functools.partial(self._lowering)))
 
     def register_vjp(self, forward: Callable[..., Any], backward: Callable[..., Any]) -> None:

@@ -177,7 +177,7 @@ class Side:
         """
         from jax.extend import backend
 
-        from pure_backend._compat import in_bare_thread
+        from pure_backend.jax_bridge.frames import in_bare_thread
 
         platform = self.runtime.platform
         if platform not in backend.backends():

@@ -19,6 +19,8 @@ from pure_backend.inspect import hlo
 from pure_backend.inspect.topology import tpu_device
 from pure_backend.inspect.torch_program import Captured, capture, output_names
 from pure_backend.jax_bridge.avals import to_aval
+from pure_backend.jax_bridge.frames import in_bare_thread
+from pure_backend.jax_bridge.jaxprs import dce_jaxpr, with_outputs
 from pure_backend.jax_bridge.platform import for_platform
 from pure_backend.jax_bridge.trace import tracing
 
@@ -131,7 +133,7 @@ def compile_for_tpu(
     device = tpu_device(topology)
     call = _call(fn, args, kwargs, donate)
     lowered, inputs, outputs = _lowered(call.backward() if backward else call.forward(), device)
-    compiled = _compat.in_bare_thread(lowered.compile)
+    compiled = in_bare_thread(lowered.compile)
     text, stats = compiled.as_text(), compiled.memory_analysis()
     memory = Memory(
         stats.argument_size_in_bytes,
@@ -164,8 +166,8 @@ def _lowered(program: Captured, device: Any) -> tuple[Any, tuple[str, ...], tupl
     written = [program.written[i] for i in sorted(program.written)]
     order = [*written, *(i for i in range(len(program.outputs)) if i not in written)]
     jaxpr = program.jaxpr.jaxpr
-    jaxpr = _compat.with_outputs(jaxpr, [jaxpr.outvars[i] for i in order])
-    jaxpr, used = _compat.dce_jaxpr(jaxpr)
+    jaxpr = with_outputs(jaxpr, [jaxpr.outvars[i] for i in order])
+    jaxpr, used = dce_jaxpr(jaxpr)
     closed = for_platform(core.ClosedJaxpr(jaxpr, program.jaxpr.consts), "tpu")
     sharding = jax.sharding.SingleDeviceSharding(device)
     avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, sharding=sharding) for v in jaxpr.invars]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -25,6 +26,15 @@ def modes_kept() -> Iterator[None]:
             torch.set_autocast_dtype(kind, dtype)
         while torch.autocast_decrement_nesting() >= nesting:
             pass
+
+
+def no_autocast() -> contextlib.AbstractContextManager[Any]:
+    """A scope in which no device's autocast is on."""
+    stack = contextlib.ExitStack()
+    for kind in AUTOCAST_DEVICES:
+        if torch.is_autocast_enabled(kind):
+            stack.enter_context(torch.autocast(kind, enabled=False))
+    return stack
 
 
 @contextlib.contextmanager

@@ -18,10 +18,11 @@ import jax
 import numpy as np
 import torch
 
-from pure_backend import _compat
 from pure_backend.errors import DeviceError, UnsupportedOperatorError
+from pure_backend.ir.opaque import unentered
 from pure_backend.ir.wrapper import dispatches
 from pure_backend.jax_bridge.avals import to_jax_dtype, to_torch_dtype
+from pure_backend.jax_bridge.memory import array_over, memory_release, tensor_over
 
 _ALIGNMENT = 64
 
@@ -51,7 +52,7 @@ class ArrayViews:
     def __init__(self) -> None:
         self._entries: dict[int, _Entry] = {}
         self._lock = threading.Lock()
-        self._release = _compat.memory_release()
+        self._release = memory_release()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -136,7 +137,7 @@ class _Forget:
         self.entries = entries
         self.release = release
 
-    @_compat.unentered
+    @unentered
     def __call__(self, ref: weakref.ref) -> None:
         entry = self.entries.get(self.key)
         if entry is not None and entry.ref is ref:
@@ -173,7 +174,7 @@ def _to_array(tensor: torch.Tensor) -> tuple[jax.Array, bool]:
     if source.device.type != "cpu":
         return jax.dlpack.from_dlpack(_row_major(source)), shared
     held = not (shared and _is_parameter(tensor))
-    return _compat.array_over(_memory_of(source, held), device_of(source.device)), shared
+    return array_over(_memory_of(source, held), device_of(source.device)), shared
 
 
 def _memory_of(tensor: torch.Tensor, held: bool) -> np.ndarray:
@@ -216,7 +217,7 @@ def _row_major(tensor: torch.Tensor) -> torch.Tensor:
 def to_tensor(array: jax.Array) -> torch.Tensor:
     """A tensor over an array's memory."""
     try:
-        return _compat.tensor_over(array)
+        return tensor_over(array)
     except BufferError:  # no float8 in jaxlib's DLPack, up to 0.10.2
         bits = jax.lax.bitcast_convert_type(array, jax.numpy.uint8)
         return torch.from_dlpack(bits).view(to_torch_dtype(array.dtype))

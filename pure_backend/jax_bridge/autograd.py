@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from pure_backend import _compat
 from pure_backend.ir.modes import hooks_on_saved_tensors
+from pure_backend.ir.opaque import opaque
 from pure_backend.jax_bridge.batching import call_batched, is_batching
 from pure_backend.jax_bridge.program import Program
 
@@ -84,7 +84,7 @@ class PureFunction(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    @_compat.opaque
+    @opaque
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """Gradients of the inputs; None for those that no given cotangent reaches."""
         program, saved = ctx.program, _saved(ctx)

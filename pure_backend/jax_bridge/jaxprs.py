@@ -1,4 +1,4 @@
-"""Rewriting jaxprs, those inside of equations first."""
+"""Jaxprs with other outputs, without what is not needed, and rewritten, those inside of equations first."""
 
 from __future__ import annotations
 
@@ -18,6 +18,20 @@ def primitives(jaxpr: Any) -> set[str]:
     """The names of all primitives in an open jaxpr and in those inside of it."""
     found = {eqn.primitive.name for eqn in jaxpr.eqns}
     return found.union(*map(primitives, set(core.subjaxprs(jaxpr))))
+
+
+def dce_jaxpr(jaxpr: Any) -> tuple[Any, list[bool]]:
+    """A jaxpr without what its outputs do not need, and which of its inputs are left."""
+    from jax._src.interpreters import partial_eval
+
+    pruned, used = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[:2]
+    return pruned, list(used)
+
+
+def with_outputs(jaxpr: Any, outvars: list[Any]) -> Any:
+    """A jaxpr with other outputs."""
+    names = jaxpr.debug_info._replace(result_paths=("",) * len(outvars))
+    return jaxpr.replace(outvars=outvars, debug_info=names)
 
 
 def rewritten(jaxpr: Any, rewrite: Rewrite, in_small_loops: Rewrite) -> Any:

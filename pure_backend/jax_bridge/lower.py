@@ -8,7 +8,8 @@ from typing import Any
 import jax
 from jax.extend import core
 
-from pure_backend import _compat, counters
+from pure_backend import counters
+from pure_backend.jax_bridge.jaxprs import dce_jaxpr
 from pure_backend.jax_bridge.platform import for_platform
 from pure_backend.jax_bridge.trace import tracing
 
@@ -58,7 +59,7 @@ def lowered_stage(jaxpr: Any, platform: str) -> Any:
 
 def _used_inputs(jaxpr: Any) -> tuple[Any, tuple[int, ...]]:
     """The program with only the inputs it reads, but with one at least: torch_xla takes no computation without inputs."""
-    pruned, used = _compat.dce_jaxpr(jaxpr.jaxpr)
+    pruned, used = dce_jaxpr(jaxpr.jaxpr)
     if not any(used):
         return jaxpr, tuple(range(len(used)))
     kept = tuple(i for i, keep in enumerate(used) if keep)

@@ -11,11 +11,12 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from pure_backend import _compat, counters
+from pure_backend import counters
 from pure_backend.errors import PureBackendError
+from pure_backend.jax_bridge.custom_calls import calling_primitives
 from pure_backend.jax_bridge.executables import Call as Call
 from pure_backend.jax_bridge.executables import Executables, forward_metadata
-from pure_backend.jax_bridge.jaxprs import primitives
+from pure_backend.jax_bridge.jaxprs import dce_jaxpr, primitives, with_outputs
 from pure_backend.jax_bridge.rng import KEY
 from pure_backend.jax_bridge.runtimes import Runtime
 from pure_backend.jax_bridge.trace import tracing
@@ -119,7 +120,7 @@ class Program:
             return
         present = (True,) * sum(self.differentiable)
         new = primitives(self.backward_jaxpr(present).jaxpr) - primitives(self.forward_jaxpr.jaxpr)
-        if new & _compat.calling_primitives(self.runtime.platform):
+        if new & calling_primitives(self.runtime.platform):
             self.backward(present)
 
     @property
@@ -238,8 +239,8 @@ _OTHER_FORWARD = (
 
 def depends(jaxpr: Any, output: int, inputs: Sequence[int]) -> frozenset[int]:
     """Which of the inputs an output depends on."""
-    one = _compat.with_outputs(jaxpr.jaxpr, [jaxpr.jaxpr.outvars[output]])
-    _, used = _compat.dce_jaxpr(one)
+    one = with_outputs(jaxpr.jaxpr, [jaxpr.jaxpr.outvars[output]])
+    _, used = dce_jaxpr(one)
     return frozenset(i for i in inputs if used[i])
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from pure_backend import _compat
+from pure_backend.jax_bridge.custom_calls import stable_custom_calls
 
 Execute = Callable[[Sequence[jax.Array]], Sequence[jax.Array]]
 
@@ -24,7 +25,7 @@ def names_its_calls(stage: Any) -> bool:
 
     Others are Python callbacks, which are objects of this process, and functions that the user registered.
     """
-    known = _compat.stable_custom_calls()
+    known = stable_custom_calls()
     return all(name in known or name.startswith("mhlo.") for name in custom_calls(stage))
 
 

@@ -30,8 +30,10 @@ from pure_backend.jax_bridge import lowerings
 from pure_backend.jax_bridge.avals import to_jax_dtype
 from pure_backend.jax_bridge.casts import cast
 from pure_backend.jax_bridge.decompose import FakeCall, decompose, torch_decomposition
+from pure_backend.jax_bridge.frames import naming_line, without_frames
 from pure_backend.jax_bridge.lowerings.formulas import has_torch_derivative
 from pure_backend.jax_bridge.lowerings.registry import names_of, updates_arguments
+from pure_backend.jax_bridge.pallas import kernels_as_written
 from pure_backend.jax_bridge.rng import KEY, KeyStream
 from pure_backend.jax_bridge.torch_derivative import backward_graph, check_backward, differentiable, with_torch_derivative
 
@@ -77,10 +79,10 @@ def tracing():
     """The scope of every trace: 64-bit types, torch's matmul precision, neither of them in kernels; no Python frames."""
     precision = {"highest": "highest", "high": "high", "medium": "default"}[_compat.float32_matmul_precision()]
     with (
-        _compat.kernels_as_written(),
+        kernels_as_written(),
         _compat.x64(),
         jax.default_matmul_precision(precision),
-        _compat.without_frames(),
+        without_frames(),
     ):
         yield
 
@@ -140,7 +142,7 @@ class Walker:
         self.path = names or outer
         try:
             with (
-                _compat.source_line(user_frame(node)),
+                naming_line(user_frame(node)),
                 jax.named_scope("/".join(opened)) if opened else contextlib.nullcontext(),
             ):
                 yield

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from pure_backend import _compat
+from pure_backend.jax_bridge.jaxprs import dce_jaxpr, with_outputs
 from pure_backend.jax_bridge.lowerings.values import COPY, DEAR
 from pure_backend.jax_bridge.trace import tracing
 
@@ -160,7 +160,7 @@ def _plan(forward: Any, outputs: int, tree: Any, cotangents: tuple, written: fro
         else:
             residuals[atom] = Residual(None, fresh.setdefault(atom, len(fresh)))
     kept = [*forward.jaxpr.outvars[:outputs], *fresh]
-    forward = core.ClosedJaxpr(_compat.with_outputs(forward.jaxpr, kept), forward.consts)
+    forward = core.ClosedJaxpr(with_outputs(forward.jaxpr, kept), forward.consts)
     slot = {atom: i for i, atom in enumerate(residuals)}
     given = used[len(saved) :]
 
@@ -180,7 +180,7 @@ def _pullback(tree: Any, saved: Sequence[Any], cotangents: tuple) -> tuple[Calla
 
     with tracing():
         jaxpr = jax.make_jaxpr(backward)([_aval(v) for v in saved], cotangents)
-    pruned, used = _compat.dce_jaxpr(jaxpr.jaxpr)
+    pruned, used = dce_jaxpr(jaxpr.jaxpr)
     return core.jaxpr_as_fun(core.ClosedJaxpr(pruned, jaxpr.consts)), used
 
 

@@ -18,12 +18,12 @@ import jax
 import torch
 from torch._dynamo.comptime import comptime
 
-from pure_backend import _compat
 from pure_backend.custom_ops.flat_op import FlatOp
 from pure_backend.custom_ops.signature import encode
 from pure_backend.ir.exact import Same, exact
 from pure_backend.jax_bridge.avals import to_jax_dtype
 from pure_backend.jax_bridge.trace import tracing
+from pure_backend.transforms.dynamo import callable_in
 
 
 def call_jax(jax_fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any] | None = None) -> Any:
@@ -123,7 +123,7 @@ _traced = threading.local()
 
 def _note_traced(context: Any) -> None:
     """Remember the function that Dynamo sees a call of, for `_call_traced`."""
-    _traced.function = _compat.callable_in(context, "jax_fn")
+    _traced.function = callable_in(context, "jax_fn")
 
 
 @torch.compiler.assume_constant_result

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch._dynamo.exc import FailOnRecompileLimitHit
 
-from pure_backend import _compat
+from pure_backend.transforms.dynamo import capturing_more, forget_bytecode, forget_captures
 
 
 class Captured:
@@ -51,13 +51,13 @@ class Captured:
         context = torch._dynamo.optimize(backend=self.backend, nopython=self.fullgraph, dynamic=self.dynamic)
         context.callback = _capturing_more(context.callback)
         compiled: Any = context(own)
-        weakref.finalize(compiled, _compat.forget_captures, own.__code__, scope, self.backend).atexit = False
+        weakref.finalize(compiled, forget_captures, own.__code__, scope, self.backend).atexit = False
         return compiled
 
 
 def _assume_pure(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     compiled = torch._dynamo.lookup_backend("assume_pure")(gm, example_inputs)
-    _compat.forget_bytecode()
+    forget_bytecode()
     return compiled
 
 
@@ -65,7 +65,7 @@ def _capturing_more(convert: Callable[..., Any]) -> Callable[..., Any]:
     """What Dynamo calls for a frame that it has not captured, under settings that hold for that long: known frames see none."""
 
     def callback(*args: Any, **kwargs: Any) -> Any:
-        with _compat.capturing_more():
+        with capturing_more():
             return convert(*args, **kwargs)
 
     callback._torchdynamo_orig_backend = convert._torchdynamo_orig_backend  # type: ignore[attr-defined]  # in its place

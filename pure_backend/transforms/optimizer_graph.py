@@ -19,14 +19,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
-from pure_backend import _compat
 from pure_backend.errors import ImpureFunctionError, UnsupportedOperatorError
 from pure_backend.fx_passes.functional import Functional, Value
 from pure_backend.fx_passes.normalize import Normalized
 from pure_backend.ir.facts import keep_scalars
+from pure_backend.ir.modes import no_autocast
 from pure_backend.options import Options
 from pure_backend.pipeline import normalize, prepare
 from pure_backend.transforms.capture import Captured
+from pure_backend.transforms.dynamo import SymbolicGuards, symbolic_guards
 from pure_backend.transforms.hyperparameters import Place, read_settings
 
 _FLOATS_STAY = {"specialize_float": False, "capture_scalar_outputs": True}  # torch_xla sets the first one
@@ -108,7 +109,7 @@ def _captured(
     seen: dict[str, Any] = {}
 
     def backend(gm: fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
-        seen["guards"] = _compat.symbolic_guards(gm)
+        seen["guards"] = symbolic_guards(gm)
 
         def run(*args: Any) -> Any:
             seen["gm"], seen["args"] = normalize(gm), args
@@ -119,7 +120,7 @@ def _captured(
 
     step = inspect.unwrap(type(optimizer).step)  # without profiling hooks and the switch of the grad mode, which break graphs
     captured = Captured(backend=backend, dynamic=True)
-    with torch.no_grad(), _compat.no_autocast(), torch._dynamo.config.patch(_FLOATS_STAY):
+    with torch.no_grad(), no_autocast(), torch._dynamo.config.patch(_FLOATS_STAY):
         captured(_clip_and_step, stand_in, step, parameters, norm)
     _check_state(type(optimizer).__name__, before, _entries(stand_in, parameters))
     graph, initial = _graph(seen, stand_in, parameters, before, trained, optimizer)
@@ -282,7 +283,7 @@ def _functional(gm: fx.GraphModule, args: Sequence[Any], kinds: Sequence[Any], e
             pairs = zip(args, kinds, strict=True)
             return mode, [a if kind is None else _empty_like(a, _dtype(a, kind, exact)) for a, kind in pairs]
 
-    with torch.no_grad(), _compat.no_autocast():
+    with torch.no_grad(), no_autocast():
         return prepare(gm, args, Options(repeats="off"), fakes=fakes).functional
 
 
@@ -318,7 +319,7 @@ def _results(
 
 
 def _guard(
-    guards: _compat.SymbolicGuards,
+    guards: SymbolicGuards,
     placeholders: Sequence[fx.Node],
     sources: Mapping[str, Place],
     numbers: Mapping[Place, float],

@@ -14,13 +14,13 @@ from torch import fx
 
 from pure_backend.ir.facts import facts, reads_input_scalar
 from pure_backend.ir.functional_ops import Functionalized
-from pure_backend.ir.modes import modes_kept
+from pure_backend.ir.modes import modes_kept, no_autocast
 from pure_backend.jax_bridge.arrays import ArrayViews, to_tensor
 from pure_backend.jax_bridge.lowerings.registry import names_of
 from pure_backend.jax_bridge.rng import KEY_SHAPE, KeyStream
 from pure_backend.jax_bridge.trace import Walker, tracing
 from pure_backend.verify.difference import Bounds, Difference, compare, tensors_in
-from pure_backend.verify.eager_reference import eagerly, no_autocast, off_xla
+from pure_backend.verify.eager_reference import eagerly, off_xla
 
 _UNINITIALIZED = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted")
 _COTANGENT_SEED = 0

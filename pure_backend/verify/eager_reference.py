@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from pure_backend.ir.modes import AUTOCAST_DEVICES, modes_kept
+from pure_backend.ir.modes import modes_kept
 
 
 class Copies:
@@ -49,16 +49,6 @@ def random_state_kept() -> Iterator[None]:
     finally:
         torch.set_rng_state(state)
         torch.cuda.set_rng_state_all(cuda)
-
-
-@contextlib.contextmanager
-def no_autocast() -> Iterator[None]:
-    """Without the autocast of whoever calls, which a program does not see."""
-    with contextlib.ExitStack() as stack:
-        for kind in AUTOCAST_DEVICES:
-            if torch.is_autocast_enabled(kind):
-                stack.enter_context(torch.autocast(kind, enabled=False))
-        yield
 
 
 @contextlib.contextmanager

@@ -23,10 +23,11 @@ from pure_backend.calls.plan import Plan
 from pure_backend.errors import AccuracyError
 from pure_backend.fx_passes.functional import Functional, Value
 from pure_backend.ir.describe import describe_node, describe_tensor
+from pure_backend.ir.modes import no_autocast
 from pure_backend.pipeline import Prepared
 from pure_backend.verify.culprit import Culprit, first_difference, is_uninitialized
 from pure_backend.verify.difference import Bounds, Difference, compare, compare_calls
-from pure_backend.verify.eager_reference import Copies, autocast_moved, no_autocast, plain_copy, random_state_kept, run_eagerly
+from pure_backend.verify.eager_reference import Copies, autocast_moved, plain_copy, random_state_kept, run_eagerly
 from pure_backend.verify.reproducer import write_reproducer
 
 _logger = logging.getLogger("pure_backend")

@@ -11,6 +11,7 @@ import torch
 from pure_backend import _compat
 from pure_backend.jax_bridge.arrays import ArrayViews, to_tensor
 from pure_backend.jax_bridge.avals import to_jax_dtype
+from pure_backend.jax_bridge.memory import array_over, memory_release
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool, torch.complex64]
 DTYPES += [torch.uint32, torch.float8_e4m3fn, torch.float8_e5m2]
@@ -107,12 +108,12 @@ def test_xla_leaves_it_to_python_to_free_memory():
     memory = np.zeros(64)
     memory = memory[-memory.ctypes.data % 64 // 8 :][:8]
     with _compat.x64():
-        array = _compat.array_over(memory, jax.devices("cpu")[0])
+        array = array_over(memory, jax.devices("cpu")[0])
     assert array.unsafe_buffer_pointer() == memory.ctypes.data
     alive = weakref.ref(memory)
     del memory, array
     assert alive() is not None
-    _compat.memory_release()()
+    memory_release()()
     assert alive() is None
 
 

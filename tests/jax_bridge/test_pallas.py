@@ -8,7 +8,8 @@ import torch
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pure_backend import _compat, jax_op
+from pure_backend import jax_op
+from pure_backend.jax_bridge.pallas import kernels_as_written
 
 
 def _times_steps(x_ref, o_ref, sum_ref):
@@ -45,7 +46,7 @@ def test_the_entry_of_pallas_is_put_back():
     from jax._src.pallas import pallas_call as module
 
     before, seen = module._pallas_call, []
-    with _compat.kernels_as_written():
+    with kernels_as_written():
         thread = threading.Thread(target=lambda: seen.append(jax.make_jaxpr(_product_of_default_dtypes)()))
         with jax.enable_x64(True):
             here = jax.make_jaxpr(_product_of_default_dtypes)()

@@ -11,7 +11,9 @@ import torch
 
 from pure_backend import _compat, counters
 from pure_backend.jax_bridge.arrays import ArrayViews, device_of, to_tensor
+from pure_backend.jax_bridge.frames import in_bare_thread
 from pure_backend.jax_bridge.lower import Lowered
+from pure_backend.jax_bridge.memory import memory_release
 from pure_backend.jax_bridge.platform import compile_options
 from pure_backend.jax_bridge.resizable import resizable_maker
 from pure_backend.jax_bridge.rng import NO_KEY
@@ -36,7 +38,7 @@ class JaxRuntime:
         self.calls_jaxlib = True
         self.views = ArrayViews()
         self.make_resizable = resizable_maker(device)
-        self.release = _compat.memory_release()
+        self.release = memory_release()
         self.clear()
 
     def enter(self, tensors: Sequence[torch.Tensor]) -> list[jax.Array]:
@@ -51,7 +53,7 @@ class JaxRuntime:
     def clear(self) -> None:
         """Forget the views of tensors, but for the one that outlives every model."""
         self.views.clear()
-        _compat.in_bare_thread(lambda: self.enter([NO_KEY]))
+        in_bare_thread(lambda: self.enter([NO_KEY]))
 
     def placement(self) -> AbstractContextManager[Any]:
         """Programs lowered inside belong to this device, whatever JAX's default device is."""
@@ -60,13 +62,13 @@ class JaxRuntime:
     def compile(self, lowered: Lowered) -> Executable:
         """Compile with XLA."""
         with counters.stage("compile"):
-            compiled = _compat.in_bare_thread(lambda: lowered.stage.compile(compile_options(self.platform)))
+            compiled = in_bare_thread(lambda: lowered.stage.compile(compile_options(self.platform)))
         run = _waiting(function_of(compiled, self.device, lowered.outputs))
         return Executable(run, lambda: serialize(lowered.stage, compiled))
 
     def load(self, serialized: bytes, outputs: Sequence[jax.ShapeDtypeStruct]) -> Run:
         """The function of an executable that another process compiled."""
-        return _waiting(_compat.in_bare_thread(lambda: deserialize(serialized, self.device, outputs)))
+        return _waiting(in_bare_thread(lambda: deserialize(serialized, self.device, outputs)))
 
     def leave(self, handle: jax.Array) -> torch.Tensor:
         """A tensor over the array's memory."""

@@ -10,6 +10,7 @@ import torch
 
 from pure_backend import _compat
 from pure_backend.errors import DeviceError, UnsupportedOperatorError
+from pure_backend.jax_bridge.custom_calls import jaxlibs_custom_calls
 from pure_backend.jax_bridge.lower import Lowered
 from pure_backend.jax_bridge.runtimes import Executable, Run
 from pure_backend.jax_bridge.serialize import custom_calls, names_its_calls
@@ -50,7 +51,7 @@ class XlaRuntime:
         Raises:
             UnsupportedOperatorError: It calls code that lies in jaxlib, which torch_xla's XLA cannot find.
         """
-        if missing := custom_calls(lowered.stage) & frozenset(_compat.jaxlibs_custom_calls(self.platform)):
+        if missing := custom_calls(lowered.stage) & frozenset(jaxlibs_custom_calls(self.platform)):
             raise UnsupportedOperatorError(f"torch_xla's XLA lacks {', '.join(sorted(missing))}, whose code is in jaxlib")
         proto = lowered.stage.compiler_ir("hlo").as_serialized_hlo_module_proto()
         return Executable(self.load(proto, lowered.outputs), lambda: proto if names_its_calls(lowered.stage) else None)
