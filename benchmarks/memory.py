@@ -3,7 +3,7 @@
     JAX_PLATFORMS=cpu python benchmarks/memory.py
 
 Three parts, each in a fresh state: training steps with a new batch each; many batch sizes with `dynamic=True` and few
-specialisations kept; and the death of a model. "programs" counts traced programs that something uses, "views" the JAX views of
+specializations kept; and the death of a model. "programs" counts traced programs that something uses, "views" the JAX views of
 tensors that are kept.
 """
 
@@ -121,7 +121,7 @@ def main() -> None:
     verdict("growth from warm-up to end", moments[-1].rss_mib - moments[0].rss_mib, 20.0, "MiB")
     fresh()
     moments = shapes(count, kept)
-    show(f"{count} batch sizes, {kept} specialisations kept", moments)
+    show(f"{count} batch sizes, {kept} specializations kept", moments)
     verdict("programs kept at the end", moments[-1].programs, kept, "programs")
     verdict("growth from warm-up to end", moments[-1].rss_mib - moments[0].rss_mib, 20.0, "MiB")
     fresh()

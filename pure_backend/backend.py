@@ -17,6 +17,7 @@ from typing import Any
 from torch import fx
 
 from pure_backend import counters
+from pure_backend.calls.call_plan import CallPlan
 from pure_backend.calls.plan import Bordered, plan_call
 from pure_backend.calls.specializations import Specializations
 from pure_backend.calls.staged import Staged
@@ -69,7 +70,7 @@ def compiled_graph(normalized: Normalized, options: Options) -> Specializations:
     """A graph, or a pure partition of one, that is compiled when it is called."""
     gm = normalized.gm
 
-    def specialize(args: Sequence[Any]) -> Any:
+    def specialize(args: Sequence[Any]) -> CallPlan:
         try:
             return plan_graph(gm, args, options)
         except ImpureGraphError as error:
@@ -85,7 +86,7 @@ def compiled_graph(normalized: Normalized, options: Options) -> Specializations:
     return Specializations(normalized, specialize, cut, options)
 
 
-def plan_graph(gm: fx.GraphModule, args: Sequence[Any], options: Options) -> Any:
+def plan_graph(gm: fx.GraphModule, args: Sequence[Any], options: Options) -> CallPlan:
     """The plan of a pure graph for calls like this one.
 
     Raises:
@@ -94,12 +95,11 @@ def plan_graph(gm: fx.GraphModule, args: Sequence[Any], options: Options) -> Any
     alone = dataclasses.replace(options, repeats="off")
     prepared = prepare(gm, args, options if options.verify is False else alone)  # verification compares node by node
     try:
-        plan: Any = plan_call(prepared, options.remat)
+        plan = plan_call(prepared, options.remat)
     except Exception as error:
         graph_failure(error)
         if not calls_bodies(prepared.functional.gm):
             raise
         return plan_graph(gm, args, alone)  # names each node that has no lowering
-    if options.verify is not False:
-        plan = Verified(plan, prepared, options.verify)
-    return plan if prepared.border is None else Bordered(plan, prepared.border)
+    checked = plan if options.verify is False else Verified(plan, prepared, options.verify)
+    return checked if prepared.border is None else Bordered(checked, prepared.border)

@@ -24,7 +24,7 @@ class Statistics:
         traces: Walks of a torch graph that made a JAX program.
         lowerings: JAX programs lowered to HLO. A training signature has two: forward and backward.
         calls: Executable calls, forward and backward.
-        cache_hits: Specialisations that found an equal program already traced.
+        cache_hits: Specializations that found an equal program already traced.
         disk_hits: Executables that another process had stored. A training signature has two: forward and backward.
         seconds: Seconds spent in each stage of compilation.
     """

@@ -30,7 +30,7 @@ class Options:
             eager between compiled partitions and logs the reasons once; `"error"` raises `ImpureGraphError` with them.
         min_partition_size: A partition beside impure nodes that has fewer nodes than this runs in eager too: a call of a
             program costs as much as several small operators.
-        verify: Whether the first call of each specialisation, and its first backward, are compared with eager on copies of the
+        verify: Whether the first call of each specialization, and its first backward, are compared with eager on copies of the
             arguments; a difference raises `AccuracyError`, which names the first node that differs. A path is the folder
             where its reproducer is written, which is else a temporary one.
 

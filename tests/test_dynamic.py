@@ -63,7 +63,7 @@ def test_automatic_dynamic(device):
         assert c(torch.ones(n, 4, device=device)).shape == (n, 2)
 
 
-def test_one_specialisation_per_size(device):
+def test_one_specialization_per_size(device):
     """A new size costs one trace, a known one nothing."""
     c = compiled(lambda x: x.sin() * 2, dynamic=True)
     seen = []
@@ -102,7 +102,7 @@ def test_changing_numbers(name, dynamic, device):
 
 
 def test_sizes_and_requires_grad_together(device):
-    """Specialisations by size and by mask do not mix."""
+    """Specializations by size and by mask do not mix."""
     c = compiled(lambda x, w: (x * w).sum(0), dynamic=True)
     for n, wanted in ((2, True), (3, False), (2, False), (3, True), (2, True)):
         w = torch.ones(4).to(device).requires_grad_(wanted)

@@ -56,13 +56,13 @@ def test_another_input(lines, change, reason):
     args = torch.ones(8, 16), torch.ones(16, 4)
     calls(args, change(*args))
     assert len(lines("specialize")) == 2
-    assert lines("specialize")[1].startswith(f"a new specialisation: {reason}")
+    assert lines("specialize")[1].startswith(f"a new specialization: {reason}")
 
 
 def test_the_nearest_call_is_the_one_that_counts(lines):
     w, v = torch.ones(16, 4), torch.ones(16, 4, requires_grad=True)
     calls((torch.ones(8, 16), w), (torch.ones(2, 16), v), (torch.ones(3, 16), v))
-    assert lines("specialize")[2] == "a new specialisation: input 0 (x): f32[2, 16] became f32[3, 16]"
+    assert lines("specialize")[2] == "a new specialization: input 0 (x): f32[2, 16] became f32[3, 16]"
 
 
 def test_modes(lines):
@@ -72,7 +72,7 @@ def test_modes(lines):
         call(*args)
     with torch.autocast("cpu", torch.bfloat16):
         call(*args)
-    assert lines("specialize")[1] == "a new specialisation: grad mode: True became False"
+    assert lines("specialize")[1] == "a new specialization: grad mode: True became False"
     assert "autocast: () became (('cpu', torch.bfloat16),)" in lines("specialize")[2]
 
 

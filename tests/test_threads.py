@@ -76,7 +76,7 @@ def test_modes_are_per_thread():
 
 
 def test_one_model_many_shapes_many_threads():
-    """Specialisations made at the same time; not `dynamic=True`, which sets Dynamo's global config in each call."""
+    """Specializations made at the same time; not `dynamic=True`, which sets Dynamo's global config in each call."""
     m = nn.Linear(4, 2)
     c = compiled(m)
 

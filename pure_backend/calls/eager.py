@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from pure_backend.calls.call_plan import CallPlan
 from pure_backend.fx_passes.regions import changes_mode
-from pure_backend.ir.geometry import ANYWHERE
 from pure_backend.ir.modes import modes_kept
 from pure_backend.ir.wrapper import dispatches
 
@@ -43,11 +43,8 @@ def _is_traced_subclass(value: Any) -> bool:
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
-class EagerPlan:
+class EagerPlan(CallPlan):
     """A call that runs in eager torch, for a reason that was logged."""
-
-    write_backs = ()
-    placed = ANYWHERE
 
     def __init__(self, gm: fx.GraphModule, reason: str) -> None:
         self.run = EagerStage(gm)
@@ -59,14 +56,13 @@ class EagerPlan:
         return self.run(args)
 
 
-class Trial:
+class Trial(CallPlan):
     """A call of which a node raised on fake tensors, or seems to be refused by eager: eager decides.
 
     It runs in eager. If that raises, it is what the user has to see, and nothing is kept; if not, `accept` is called.
     """
 
-    write_backs = ()
-    placed = ANYWHERE
+    lasting = False
 
     def __init__(self, gm: fx.GraphModule, accept: Callable[[], Any]) -> None:
         self.run = EagerStage(gm)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
+from pure_backend.calls.call_plan import Around, CallPlan
 from pure_backend.fx_passes.border import Border
-from pure_backend.fx_passes.functional import Alias, Constant, Value, WriteBack
+from pure_backend.fx_passes.functional import Alias, Constant, Inputs, Value, WriteBack
 from pure_backend.fx_passes.inputs import argument_name
 from pure_backend.ir.donors import check_valid, donors, give_away
 from pure_backend.ir.facts import facts
+from pure_backend.ir.geometry import Placed
 from pure_backend.ir.modes import save_an_empty_tensor
 from pure_backend.jax_bridge.attribution import attributed
 from pure_backend.jax_bridge.autograd import call_program
@@ -27,36 +30,47 @@ from pure_backend.pipeline import Prepared
 _RETYPED_ON_XLA = (torch.uint16, torch.uint32, torch.uint64)
 
 
-class Plan:
-    """All that a call with one signature does: gather, one program, write-backs, outputs. Nothing is checked here."""
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Plan(CallPlan):
+    """A call of one program: gather, run, write back, hand out. Nothing is checked here, all was decided by `plan_call`.
 
-    def __init__(self, prepared: Prepared, program: Program, donors: Sequence[int] = ()) -> None:
-        functional, device = prepared.functional, prepared.device
-        self.program = program
-        self.inputs = inputs = functional.inputs
-        self.donors = tuple(donors)
-        self.renewed = inputs.of(write_back.input for write_back in functional.write_backs)  # valid: they get a new value
-        self.storages = tuple((inputs.position[i], *extent) for i, extent in functional.storage_inputs.items())
-        self.write_backs = functional.write_backs
-        self.placed = functional.placed
-        self.before = {i: before for i, (before, _) in functional.storage_inputs.items()}
-        plain = [w for w in self.write_backs if not w.recorded and not w.storage]
-        self.written_together = tuple(w.input for w in plain), tuple(w.index for w in plain)
-        self.written_apart = tuple(w for w in self.write_backs if w.recorded or w.storage)
-        self.outputs = functional.outputs
-        self.out_spec = functional.out_spec
-        self.flat = functional.out_spec == pytree.tree_structure(tuple(functional.outputs))
-        self.device = device
-        results = functional.gm.graph.output_node().args[0]
-        devices = [_named(facts(node).value.device) for node in results]
-        placeholders = functional.gm.graph.find_nodes(op="placeholder", sort=True)
-        self.names = tuple(map(argument_name, placeholders))
-        self.moved = tuple(i for i, node in enumerate(placeholders) if facts(node).value.device != device)
-        self.key = None if program.uses_key else NO_KEY.to(device)
-        self.grad_after = facts(functional.gm.graph.output_node()).grad
-        self.elsewhere = {i: d for i, d in enumerate(devices) if d != device}
-        dtypes = [facts(node).value.dtype for node in results]
-        self.retyped = {i: t for i, t in enumerate(dtypes) if device.type == "xla" and t in _RETYPED_ON_XLA}
+    Attributes:
+        program: The program.
+        inputs: What its inputs are among the arguments.
+        names: The user's name of each input.
+        device: Where it runs.
+        storages: Inputs that are a whole storage: which, how many elements lie before the argument, how many there are.
+        moved: Inputs that lie on the CPU and are moved to the device: scalars.
+        key: What programs that draw no random numbers are given for a key; None for one that does.
+        donated: Inputs whose memory is given away.
+        renewed: Inputs that are written, and so are valid after they were given away.
+        written_together: Arguments, and the results that are their new values, where nothing but the values matters.
+        written_apart: The other write-backs.
+        retyped: Results that torch_xla returns in another dtype.
+        elsewhere: Results that belong on another device.
+        outputs: A leaf for each leaf of the original output.
+        out_spec: The pytree of the original output; None if it is a tuple of the leaves.
+        grad_after: Whether autograd records after the call.
+    """
+
+    program: Program
+    inputs: Inputs
+    names: tuple[str, ...]
+    device: torch.device
+    write_backs: tuple[WriteBack, ...]
+    placed: Placed
+    storages: tuple[tuple[int, int, int], ...]
+    moved: tuple[int, ...]
+    key: torch.Tensor | None
+    donated: tuple[int, ...]
+    renewed: frozenset[int]
+    written_together: tuple[tuple[int, ...], tuple[int, ...]]
+    written_apart: tuple[WriteBack, ...]
+    retyped: dict[int, torch.dtype]
+    elsewhere: dict[int, torch.device]
+    outputs: tuple[Value | Constant | Alias, ...]
+    out_spec: pytree.TreeSpec | None
+    grad_after: bool
 
     def __call__(self, args: Sequence[Any]) -> Any:
         """The original graph's outputs."""
@@ -64,7 +78,7 @@ class Plan:
         check_valid(inputs, "a compiled graph", lambda: self.names)
         key = draw_key(self.device) if self.key is None else self.key
         results = list(call_program(self.program, inputs, key))
-        for place in self.donors:
+        for place in self.donated:
             if donate_buffer(inputs[place]) and place not in self.renewed:
                 give_away(inputs[place])
         if self.write_backs:
@@ -77,7 +91,11 @@ class Plan:
         leaves = [output_leaf(output, args, results) for output in self.outputs]
         if torch.is_grad_enabled() is not self.grad_after:  # torch.set_grad_enabled(...) as a statement
             torch._C._set_grad_enabled(self.grad_after)
-        return tuple(leaves) if self.flat else pytree.tree_unflatten(leaves, self.out_spec)
+        return tuple(leaves) if self.out_spec is None else pytree.tree_unflatten(leaves, self.out_spec)
+
+    def programs(self) -> Sequence[Program]:
+        """The program."""
+        return (self.program,)
 
     def write(self, args: Sequence[Any], results: Sequence[torch.Tensor]) -> None:
         """Write new values into the caller's tensors."""
@@ -92,7 +110,8 @@ class Plan:
         """Write one new value where autograd records it, or into a part of a storage."""
         with torch.set_grad_enabled(write_back.recorded):
             if write_back.storage:
-                target = _storage_of(target, self.before[write_back.input], value.numel())
+                before = next(b for i, b, _ in self.storages if i == self.inputs.position[write_back.input])
+                target = _storage_of(target, before, value.numel())
             target.copy_(value)
 
     def gather(self, args: Sequence[Any]) -> list[torch.Tensor]:
@@ -106,15 +125,12 @@ class Plan:
         return tensors
 
 
-class Bordered:
+class Bordered(Around):
     """A plan of a graph of plain tensors, called with wrapper subclasses."""
 
-    def __init__(self, plan: Plan, border: Border) -> None:
-        self.plan = plan
+    def __init__(self, plan: CallPlan, border: Border) -> None:
+        super().__init__(plan)
         self.border = border
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.plan, name)
 
     def __call__(self, args: Sequence[Any]) -> Any:
         """The original graph's outputs."""
@@ -158,4 +174,35 @@ def plan_call(prepared: Prepared, remat: Any) -> Plan:
     with attributed(functional.gm, device, remat):
         program = compile_graph(functional.gm, functional.differentiable, prepared.reach, written, device, remat)
         program.prepare()
-    return Plan(prepared, program, given_away if device.type == "xla" else ())
+    return _plan(prepared, program, given_away if device.type == "xla" else ())
+
+
+def _plan(prepared: Prepared, program: Program, donated: Sequence[int]) -> Plan:
+    functional, inputs, device = prepared.functional, prepared.functional.inputs, prepared.device
+    placeholders = functional.gm.graph.find_nodes(op="placeholder", sort=True)
+    output = functional.gm.graph.output_node()
+    results = [facts(node).value for node in output.args[0]]
+    together = [w for w in functional.write_backs if not w.recorded and not w.storage]
+    flat = functional.out_spec == pytree.tree_structure(tuple(functional.outputs))
+    devices = [_named(result.device) for result in results]
+    retyped = {i: r.dtype for i, r in enumerate(results) if device.type == "xla" and r.dtype in _RETYPED_ON_XLA}
+    return Plan(
+        program=program,
+        inputs=inputs,
+        names=tuple(map(argument_name, placeholders)),
+        device=device,
+        write_backs=functional.write_backs,
+        placed=functional.placed,
+        storages=tuple((inputs.position[i], *extent) for i, extent in functional.storage_inputs.items()),
+        moved=tuple(i for i, node in enumerate(placeholders) if facts(node).value.device != device),
+        key=None if program.uses_key else NO_KEY.to(device),
+        donated=tuple(donated),
+        renewed=inputs.of(write_back.input for write_back in functional.write_backs),
+        written_together=(tuple(w.input for w in together), tuple(w.index for w in together)),
+        written_apart=tuple(w for w in functional.write_backs if w.recorded or w.storage),
+        retyped=retyped,
+        elsewhere={i: place for i, place in enumerate(devices) if place != device},
+        outputs=functional.outputs,
+        out_spec=None if flat else functional.out_spec,
+        grad_after=facts(output).grad,
+    )

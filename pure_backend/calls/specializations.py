@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from pure_backend.calls.call_plan import CallPlan
 from pure_backend.calls.difference import signature_difference
 from pure_backend.calls.eager import EagerPlan, Trial
 from pure_backend.calls.guard import Guard, WrapperGuard, guard_of
 from pure_backend.calls.places import has_strides, overlapping
-from pure_backend.calls.plan import Bordered, Plan
 from pure_backend.calls.signature import signature
 from pure_backend.calls.staged import Staged
 from pure_backend.fx_passes.checks import trust
@@ -23,12 +23,11 @@ from pure_backend.ir.failures import graph_failure
 from pure_backend.ir.geometry import ANYWHERE
 from pure_backend.ir.impurity import Impurity
 from pure_backend.ir.modes import saved_tensors_unseen
-from pure_backend.ir.wrapper import spread
+from pure_backend.ir.wrapper import pieces_of, spread
 from pure_backend.options import Options
 
 _logger = logging.getLogger("pure_backend")
 _decisions = logging.getLogger("pure_backend.specialize")
-AnyPlan = Plan | Bordered | Staged | EagerPlan | Trial
 
 
 class Specializations:
@@ -40,7 +39,7 @@ class Specializations:
     def __init__(
         self,
         normalized: Normalized,
-        make: Callable[[Sequence[Any]], Plan],
+        make: Callable[[Sequence[Any]], CallPlan],
         cut: Callable[[Sequence[Impurity]], Staged],
         options: Options,
     ) -> None:
@@ -48,9 +47,9 @@ class Specializations:
         self.make = make
         self.cut = cut
         self.options = options
-        self.plans: dict[Any, AnyPlan] = {}
+        self.plans: dict[Any, CallPlan] = {}
         self.staged: Staged | EagerPlan | None = None
-        self.latest: tuple[Guard | WrapperGuard, AnyPlan] | None = None
+        self.latest: tuple[Guard | WrapperGuard, CallPlan] | None = None
         self.placed = ANYWHERE
         self.lock = threading.RLock()
 
@@ -62,7 +61,7 @@ class Specializations:
             return latest[1](args)
         return self.find(args)(args)
 
-    def find(self, args: Sequence[Any]) -> AnyPlan:
+    def find(self, args: Sequence[Any]) -> CallPlan:
         """The plan of a call unlike the one before."""
         seen = signature(args, self.placed)
         plan = self.plans.get(seen)
@@ -71,19 +70,19 @@ class Specializations:
         else:  # the most recently used comes last
             self.plans.pop(seen, None)
             self.plans[seen] = plan
-        if not isinstance(plan, Trial) and all(has_strides(a) for a in spread(args) if isinstance(a, torch.Tensor)):
+        if plan.lasting and all(has_strides(a) for a in spread(args) if isinstance(a, torch.Tensor)):
             self.latest = (guard_of(args, self.placed), plan)
         return plan
 
-    def specialize(self, args: Sequence[Any]) -> AnyPlan:
+    def specialize(self, args: Sequence[Any]) -> CallPlan:
         """A new plan; one thread at a time, since the graph is annotated while it is made."""
         with self.lock, saved_tensors_unseen():
             if (known := self.plans.get(signature(args, self.placed))) is not None:
                 return known
             if _decisions.isEnabledFor(logging.INFO):
-                _decisions.info("a new specialisation: %s", self.reason(args))
+                _decisions.info("a new specialization: %s", self.reason(args))
             plan = self.staged or self.new_plan(args)
-            if isinstance(plan, Trial):
+            if not plan.lasting:
                 return plan
             self.placed |= plan.placed
             if reason := _unknown_overlap(plan, args):
@@ -93,13 +92,17 @@ class Specializations:
                 self.plans.pop(next(iter(self.plans)), None)
             return plan
 
+    def known(self) -> tuple[CallPlan, ...]:
+        """The plans that it keeps, each once."""
+        return tuple(dict.fromkeys(self.plans.values()))
+
     def reason(self, args: Sequence[Any]) -> str:
         """Why a call needs a plan of its own."""
         placeholders = self.normalized.gm.graph.find_nodes(op="placeholder", sort=True)
         names = [node.name for node, a in zip(placeholders, args, strict=True) for _ in spread([a])]
         return signature_difference(signature(args, self.placed), list(self.plans), names)
 
-    def new_plan(self, args: Sequence[Any]) -> AnyPlan:
+    def new_plan(self, args: Sequence[Any]) -> CallPlan:
         """A plan of the whole graph, or of its stages if it is impure.
 
         Raises:
@@ -117,28 +120,28 @@ class Specializations:
                 raise refusal from error
             return self.in_eager(refusal.impurities)
 
-    def in_eager(self, impurities: Sequence[Impurity]) -> AnyPlan:
+    def in_eager(self, impurities: Sequence[Impurity]) -> CallPlan:
         """A plan that leaves impure nodes to eager, or the whole graph if that is what is impure."""
         whole = [str(impurity) for impurity in impurities if not impurity.node]
         if whole:
             return EagerPlan(self.normalized.gm, "; ".join(whole))
         if any(impurity.kind == "raises" for impurity in impurities):
             return Trial(self.normalized.gm, lambda: self.stage(impurities))
-        self.stage(impurities)
-        return self.staged
+        return self.stage(impurities)
 
-    def stage(self, impurities: Sequence[Impurity]) -> None:
+    def stage(self, impurities: Sequence[Impurity]) -> CallPlan:
         """Cut the graph around its impure nodes, for this call and all later ones."""
         with self.lock:
             try:
                 self.staged = self.cut(impurities)
             except Exception as error:
                 self.staged = EagerPlan(self.normalized.gm, str(graph_failure(error)))
+            return self.staged
 
 
-def _unknown_overlap(plan: AnyPlan, args: Sequence[Any]) -> str:
+def _unknown_overlap(plan: CallPlan, args: Sequence[Any]) -> str:
     """Why a plan cannot know how an input that it writes overlaps with another one, or an empty string."""
-    args = plan.border.enter(args) if isinstance(plan, Bordered) else args
+    args = pieces_of(args)
     for group in overlapping(args, plan.placed.shared):
         if args[group[0]].is_xla:  # strides do not say which part of its storage a view shows
             return "it writes an xla tensor that shares memory with another input"

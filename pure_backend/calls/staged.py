@@ -10,9 +10,9 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from pure_backend.calls.call_plan import CallPlan
 from pure_backend.calls.eager import EagerStage
 from pure_backend.fx_passes.partition import Stage, for_arguments
-from pure_backend.ir.geometry import ANYWHERE
 from pure_backend.ir.impurity import Impurity
 
 _logger = logging.getLogger("pure_backend")
@@ -20,7 +20,7 @@ Compile = Callable[[fx.GraphModule], Callable[..., Sequence[Any]]]
 
 
 class PureStage:
-    """A compiled partition, specialised by the structure of what eager nodes hand it."""
+    """A compiled partition, specialized by the structure of what eager nodes hand it."""
 
     def __init__(self, stage: Stage, from_stages: Sequence[int], compile_graph: Compile) -> None:
         self.stage = stage
@@ -46,16 +46,8 @@ class PureStage:
         return self.compiled[spec, floats](*leaves)
 
 
-class Staged:
-    """What a graph with impure nodes is called through; in the place of a `Plan`.
-
-    Attributes:
-        impurities: Why.
-        stages: What runs, in order.
-    """
-
-    write_backs = ()
-    placed = ANYWHERE
+class Staged(CallPlan):
+    """A call of a graph with impure nodes: its stages in order."""
 
     def __init__(
         self,
@@ -66,7 +58,6 @@ class Staged:
         compile_graph: Compile,
     ) -> None:
         self.impurities = tuple(impurities)
-        self.stages = tuple(stages)
         self.grad_after = grad_after
         slots = {node.name: i for i, node in enumerate(gm.graph.find_nodes(op="placeholder", sort=True))}
         self.arguments = len(slots)
@@ -77,7 +68,11 @@ class Staged:
         self.leaves, self.out_spec = pytree.tree_flatten(output)
         self.steps = [self._step(stage, compile_graph) for stage in stages]
         self.done = self._last_uses()
-        _report(self.impurities, self.stages)
+        _report(self.impurities, stages)
+
+    def stages(self) -> list[PureStage]:
+        """The compiled partitions."""
+        return [run for run, _, _ in self.steps if isinstance(run, PureStage)]
 
     def _step(self, stage: Stage, compile_graph: Compile) -> tuple[Any, tuple[int, ...], tuple[int, ...]]:
         inputs = tuple(self.slots[name] for name in stage.inputs)

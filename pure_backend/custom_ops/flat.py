@@ -108,7 +108,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 def shapes_of(function: FlatFunction, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Empty tensors in the shapes of a function's results: what its fake implementation returns.
 
-    A symbolic size is specialised: the graph that is being captured holds for this size, another one is captured anew.
+    A symbolic size is specialized: the graph that is being captured holds for this size, another one is captured anew.
     """
     avals = [jax.ShapeDtypeStruct(tuple(map(int, t.shape)), to_jax_dtype(t.dtype)) for t in tensors]
     with tracing():

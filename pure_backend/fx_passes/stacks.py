@@ -41,11 +41,11 @@ def hoist_stacks(functional: Functional, kept: Iterable[int]) -> Functional:
     placeholders = gm.graph.find_nodes(op="placeholder", sort=True)
     sources: dict[fx.Node, Source] = dict(zip(placeholders, functional.inputs.sources, strict=True))
     given_away = (sources[node] for node in donors(gm))
-    kept = {*kept, *given_away, *(w.input for w in functional.write_backs), *functional.storage_inputs}
+    alone = {*kept, *given_away, *(w.input for w in functional.write_backs), *functional.storage_inputs}
     for node in loops:
         stacked, uses = {}, Counter(node.args)
         for i, operands in enumerate(node.target.by_input(node.args)):
-            if isinstance(operands, list) and _may_be_stacked(operands, node, uses, sources, kept):
+            if isinstance(operands, list) and _may_be_stacked(operands, node, uses, sources, alone):
                 stacked[i] = _stack(gm.graph, operands, sources)
         if stacked:
             _give(node, stacked)
@@ -57,14 +57,14 @@ def hoist_stacks(functional: Functional, kept: Iterable[int]) -> Functional:
     return dataclasses.replace(functional, inputs=Inputs(left))
 
 
-def _may_be_stacked(operands: Sequence[fx.Node], loop: fx.Node, uses: Any, sources: Any, kept: AbstractSet[int]) -> bool:
+def _may_be_stacked(operands: Sequence[fx.Node], loop: fx.Node, uses: Any, sources: Any, alone: AbstractSet[Source]) -> bool:
     """Whether nothing but these operands of this loop reads these inputs, and all or none of them have a gradient."""
     here = Counter(operands)
     if any(uses[node] != here[node] or list(node.users) != [loop] or node.op != "placeholder" for node in here):
         return False
     values = [facts(node).value for node in here]
     tensors = all(isinstance(value, torch.Tensor) for value in values)
-    return tensors and not any(sources[node] in kept for node in here) and len({v.requires_grad for v in values}) == 1
+    return tensors and not any(sources[node] in alone for node in here) and len({v.requires_grad for v in values}) == 1
 
 
 def _stack(graph: fx.Graph, operands: Sequence[fx.Node], sources: dict[fx.Node, Source]) -> fx.Node:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -19,6 +20,11 @@ from pure_backend.ir.facts import facts, origin
 from pure_backend.ir.impurity import Impurity, Unknown
 from pure_backend.ir.source import user_frame
 from pure_backend.options import Options
+
+if TYPE_CHECKING:
+    from pure_backend.calls.call_plan import CallPlan
+    from pure_backend.calls.specializations import Specializations
+    from pure_backend.jax_bridge.program import Program
 
 _RECOMPILES = 1_000
 """How often Dynamo may compile one function while it is explained, beside what it was compiled to before."""
@@ -74,7 +80,7 @@ class _Capture:
     """A graph as it came from Dynamo, and what it was compiled to."""
 
     reason: Any
-    specializations: Any
+    specializations: Specializations
 
 
 def _recorder(captures: list[_Capture], options: Options) -> Callable[..., Any]:
@@ -195,42 +201,18 @@ class Sides:
         self.backward = Side(lambda: program.backward_jaxpr(present), program.runtime) if program.inputs and present else None
 
 
-def _stages(specializations: Any) -> Iterator[Any]:
-    """The pure stages of the graphs that were cut."""
-    for plan in dict.fromkeys(specializations.plans.values()):
-        yield from (step[0] for step in getattr(plan, "steps", ()) if hasattr(step[0], "compiled"))
-
-
-def _inner(specializations: Any) -> Iterator[Any]:
-    """The graphs that those stages were compiled to."""
-    for stage in _stages(specializations):
-        yield from stage.compiled.values()
-
-
-def _plans(specializations: Any, nodes: frozenset[str]) -> Iterator[tuple[Any, frozenset[str]]]:
-    """The plans that have a program, each with the names of the nodes that it holds."""
-    for plan in dict.fromkeys(specializations.plans.values()):
-        if hasattr(plan, "program"):
-            yield plan, nodes
-    for stage in _stages(specializations):
-        held = frozenset(origin(node) for node in stage.stage.gm.graph.nodes if _computes(node))
-        for inner in stage.compiled.values():
-            yield from _plans(inner, held)
+def _plans(specializations: Specializations, nodes: frozenset[str]) -> Iterator[tuple[CallPlan, frozenset[str]]]:
+    """All plans of a graph, each with the names of the nodes that it is for."""
+    for plan in specializations.known():
+        yield plan, nodes
+        for stage in plan.stages():
+            held = frozenset(origin(node) for node in stage.stage.gm.graph.nodes if _computes(node))
+            for inner in stage.compiled.values():
+                yield from _plans(inner, held)
 
 
 def _computes(node: fx.Node) -> bool:
     return node.op in ("call_function", "call_method", "call_module")
-
-
-def _impurities(specializations: Any) -> Iterator[Impurity]:
-    for plan in dict.fromkeys(specializations.plans.values()):
-        yield from getattr(plan, "impurities", ())
-    for inner in _inner(specializations):
-        yield from _impurities(inner)
-
-
-def _eager_reason(specializations: Any) -> str:
-    return next((plan.reason for plan in specializations.plans.values() if hasattr(plan, "reason")), "")
 
 
 # ------------------------------------------------------------------------------------------------- the report
@@ -241,20 +223,21 @@ def _report(captures: Sequence[_Capture], breaks: Sequence[Break], statistics: c
     for number, capture in enumerate(captures):
         places: dict[str, int] = {}
         gm = capture.specializations.normalized.gm
-        everything = frozenset(node.name for node in gm.graph.nodes if _computes(node))
-        for plan, held in _plans(capture.specializations, everything):
-            places |= {name: places.get(name, len(partitions)) for name in held}
-            programs.append(Sides(plan.program))
-            partitions.append(_partition(number, len(held), plan, programs[-1]))
-        impurities = tuple(dict.fromkeys(_impurities(capture.specializations)))
+        plans = list(_plans(capture.specializations, frozenset(node.name for node in gm.graph.nodes if _computes(node))))
+        for plan, held in plans:
+            for program in plan.programs():
+                places |= {name: places.get(name, len(partitions)) for name in held}
+                programs.append(Sides(program))
+                partitions.append(_partition(number, len(held), program, len(plan.write_backs), programs[-1]))
+        impurities = tuple(dict.fromkeys(impurity for plan, _ in plans for impurity in plan.impurities))
         values = _values(capture.specializations)
         nodes = _nodes(gm, values, places, {impurity.node: impurity for impurity in impurities})
-        graphs.append(Graph(nodes, impurities, _eager_reason(capture.specializations)))
+        reason = next((plan.reason for plan in capture.specializations.known() if plan.reason), "")
+        graphs.append(Graph(nodes, impurities, reason))
     return Report(graphs, partitions, programs, breaks, statistics, result)
 
 
-def _partition(graph: int, nodes: int, plan: Any, sides: Sides) -> Partition:
-    program = plan.program
+def _partition(graph: int, nodes: int, program: Program, write_backs: int, sides: Sides) -> Partition:
     inner = program.jaxpr.jaxpr
     *inputs, _ = inner.invars  # the last is the random key
     fresh = [aval for r, aval in _residuals(program) if r.input is None]
@@ -265,7 +248,7 @@ def _partition(graph: int, nodes: int, plan: Any, sides: Sides) -> Partition:
         input_bytes=sum(_bytes(v.aval) for v in inputs),
         outputs=len(inner.outvars),
         output_bytes=sum(_bytes(v.aval) for v in inner.outvars),
-        write_backs=len(plan.write_backs),
+        write_backs=write_backs,
         residuals=len(fresh),
         residual_bytes=sum(map(_bytes, fresh)),
         flops=sides.forward.flops,
@@ -308,10 +291,11 @@ def _nodes(
     return tuple(found)
 
 
-def _values(specializations: Any) -> dict[str, str]:
+def _values(specializations: Specializations) -> dict[str, str]:
     """Dtypes and shapes by node; what comes after an impure node is known in the partition that it is in."""
     shown = {node.name: _shown(node) for node in specializations.normalized.gm.graph.nodes}
-    for inner in _inner(specializations):
+    compiled = [stage.compiled.values() for plan in specializations.known() for stage in plan.stages()]
+    for inner in itertools.chain.from_iterable(compiled):
         shown |= {name: text for name, text in _values(inner).items() if text and not shown.get(name)}
     return shown
 

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from pure_backend.backend import compiled_graph
+from pure_backend.calls.plan import Bordered, Plan
 from pure_backend.ir.donors import donors
 from pure_backend.options import Options
 from pure_backend.pipeline import normalize
@@ -64,16 +65,19 @@ def capture(fn: Any, args: tuple, kwargs: dict[str, Any], donate: tuple[int, ...
     """
     stop = _captured(fn, args, kwargs)
     plan = stop.specializations.new_plan(stop.args_of_graph)
-    if not hasattr(plan, "program"):
+    gm = stop.specializations.normalized.gm
+    if isinstance(plan, Bordered):
+        gm, plan = plan.border.gm, plan.plan
+    if not isinstance(plan, Plan):
         raise ValueError(f"compile_for_tpu: the graph runs in eager: {plan.reason}")
     program = plan.program
-    placeholders = stop.specializations.normalized.gm.graph.find_nodes(op="placeholder", sort=True)
+    placeholders = gm.graph.find_nodes(op="placeholder", sort=True)
     names = (*(placeholders[i].name.strip("_") for i in plan.inputs.firsts), "key")
     if backward:
         return _backward(program, names)
     place = plan.inputs.position
     written = {place[write_back.input]: write_back.index for write_back in plan.write_backs}
-    given_away = {place[placeholders.index(n)] for n in donors(stop.specializations.normalized.gm)}
+    given_away = {place[placeholders.index(n)] for n in donors(gm)}
     given_away |= {place[_position(args, i, stop.args_of_graph)] for i in donate}
     outputs = output_names(program.outputs, written, names)
     residuals = [f"residual {i}" for i in range(len(program.forward_jaxpr.jaxpr.outvars) - program.outputs)]

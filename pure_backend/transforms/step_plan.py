@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from pure_backend.calls.call_plan import CallPlan
 from pure_backend.calls.guard import Guard
 from pure_backend.calls.places import overlapping, span
 from pure_backend.calls.plan import output_leaf
@@ -25,6 +26,7 @@ from pure_backend.jax_bridge.program import Program
 from pure_backend.jax_bridge.rng import NO_KEY, draw_key
 from pure_backend.jax_bridge.whole_step import Wiring, step_program
 from pure_backend.pipeline import Prepared
+from pure_backend.transforms.micro_batches import MicroBatches
 from pure_backend.transforms.updates import Update, Updates
 
 _LIMIT = 16
@@ -34,37 +36,22 @@ _LIMIT = 16
 class Rules:
     """What a user chose for all steps, see `TrainStep`."""
 
-    micro_batches: int
     donate: bool
     check_finite: bool
     remat: Any
 
 
-@dataclasses.dataclass(eq=False)
-class Call:
-    """A call of a training step.
-
-    Attributes:
-        whole: The tensors of the batch as the user gave them.
-        micro: The part of them that the loss was captured with.
-        bytes_copied: How much of what the step computed was copied.
-    """
-
-    whole: Sequence[torch.Tensor]
-    micro: Sequence[torch.Tensor]
-    bytes_copied: int = 0
-
-
-class StepPlan:
-    """Runs the step and returns what the graph of the loss returns; in the place of a `Plan`.
+class StepPlan(CallPlan):
+    """Runs the step and returns what the graph of the loss returns.
 
     Args:
         prepared: The graph of the loss of one micro-batch.
         args: The arguments of the graph.
         trainable: The parameters that count: those of the optimizer, and all of the model's if gradients are clipped.
         updates: The steps of the optimizer.
-        present: The present call.
+        batches: Where the batch comes from.
         rules: The user's choices.
+        copied: Is told how many bytes of what a step computed were copied.
     """
 
     def __init__(
@@ -73,10 +60,11 @@ class StepPlan:
         args: Sequence[Any],
         trainable: Sequence[torch.Tensor],
         updates: Updates,
-        present: Callable[[], Call],
+        batches: MicroBatches,
         rules: Rules,
+        copied: Callable[[int], None],
     ) -> None:
-        self.updates, self.present, self.rules = updates, present, rules
+        self.updates, self.batches, self.rules, self.copied = updates, batches, rules, copied
         self.functional, self.device, self.inputs = prepared.functional, prepared.device, prepared.functional.inputs
         self.write_backs = self.functional.write_backs
         self.loss = _loss(self.functional)
@@ -84,11 +72,11 @@ class StepPlan:
         place = {id(args[i]): i for i in reached if is_differentiable(args[i].dtype)}
         ranks = {i: rank for rank, i in enumerate(dict.fromkeys(map(id, trainable))) if i in place}
         self.trained, self.which = [place[i] for i in ranks], tuple(ranks.values())
-        micro = present().micro
-        self.split = {i: m for i in self.inputs.firsts for m, tensor in enumerate(micro) if args[i] is tensor}
+        self.batch = tuple(i for i in self.inputs.firsts if batches.knows(args[i]))
+        self.split = tuple(self.inputs.position[i] for i in self.batch if batches.whole(args[i]) is not args[i])
         self.placed = self.functional.placed | Placed(frozenset(self.trained))
         _check(self, args)
-        self.programs: dict[Any, tuple[Program, Wiring]] = {}
+        self.known: dict[Any, tuple[Program, Wiring]] = {}
         self.latest: tuple[Any, Guard, tuple[Program, Wiring]] | None = None
         self.numbers: tuple[Any, torch.Tensor] | None = None
         self.no_key = NO_KEY.to(self.device)
@@ -99,9 +87,9 @@ class StepPlan:
         Raises:
             FloatingPointError: Loss or gradients are not finite, and the user wants to know; nothing was updated.
         """
-        args, whole = list(args), self.present().whole
-        for i, leaf in self.split.items():
-            args[i] = whole[leaf]
+        args = list(args)
+        for i in self.batch:
+            args[i] = self.batches.whole(args[i])
         trained = [args[i] for i in self.trained]
         update = self.updates.find(trained, self.which)
         program, wiring = self.program(update)
@@ -135,7 +123,7 @@ class StepPlan:
         new = [update.graph.made[i] for i in wiring.made]
         handles = handles[: len(targets)]
         try:
-            self.present().bytes_copied = program.runtime.assign(targets, handles, move)
+            self.copied(program.runtime.assign(targets, handles, move))
         except KeyboardInterrupt:
             program.runtime.assign(targets, handles, move)
             raise
@@ -147,19 +135,23 @@ class StepPlan:
                 if parameter.grad is not None:
                     parameter.grad = None
 
+    def programs(self) -> list[Program]:
+        """The programs of the states and settings that the optimizer had so far."""
+        return [program for program, _ in self.known.values()]
+
     def program(self, update: Update) -> tuple[Program, Wiring]:
         """The program for the tensors of an update."""
         if self.latest is not None and self.latest[0] is update.graph and self.latest[1](update.states):
             return self.latest[2]
         key = (update.graph, signature(update.states))
-        if key not in self.programs:
-            while len(self.programs) >= _LIMIT:
-                self.programs.pop(next(iter(self.programs)))
+        if key not in self.known:
+            while len(self.known) >= _LIMIT:
+                self.known.pop(next(iter(self.known)))
             wiring = self.wiring(update)
             loss, step = self.functional.gm, update.graph.functional.gm
             program = step_program(loss, step, update.states, wiring, self.device, self.rules.remat)
-            self.programs[key] = (program, wiring)
-        found = self.programs[key]
+            self.known[key] = (program, wiring)
+        found = self.known[key]
         self.latest = (update.graph, Guard(update.states), found)
         return found
 
@@ -167,14 +159,13 @@ class StepPlan:
         """How loss and update meet."""
         place, outputs = self.inputs.position, self.functional.outputs
         computed = {o.index if isinstance(o, Value) else o.of_output for o in outputs if isinstance(o, (Value, Alias))}
-        split = [place[i] for i, leaf in self.split.items() if self.present().whole[leaf] is not self.present().micro[leaf]]
         return Wiring(
             loss=self.loss,
             returned=tuple(sorted(i for i in computed if i is not None)),
             written=tuple((place[w.input], w.index) for w in self.write_backs),
             trained=tuple(place[i] for i in self.trained),
-            batch=tuple(split),
-            micro_batches=self.rules.micro_batches,
+            batch=self.split,
+            micro_batches=self.batches.count,
             update_inputs=update.graph.inputs,
             update_results=update.graph.results,
             exact=update.graph.exact,
@@ -228,6 +219,6 @@ def _check(plan: StepPlan, args: Sequence[Any]) -> None:
         raise UnsupportedOperatorError("TrainStep: parameters or buffers that it writes overlap in memory: step them in eager")
     if plan.functional.storage_inputs or (plan.device.type == "xla" and overlapping(args, plan.functional.placed.shared)):
         raise UnsupportedOperatorError("TrainStep: the loss writes a buffer that shares its memory with another input")
-    views = [o for o in plan.functional.outputs if isinstance(o, Alias) and (o.of_input is None or o.of_input in plan.split)]
-    if plan.rules.micro_batches > 1 and views:
+    views = [o for o in plan.functional.outputs if isinstance(o, Alias) and (o.of_input is None or o.of_input in plan.batch)]
+    if plan.batches.count > 1 and views:
         raise ValueError("TrainStep: with grad_accumulation no output may be a view of the batch or of another: return a clone")

@@ -20,7 +20,8 @@ from pure_backend.errors import ImpureFunctionError, UnsupportedOperatorError
 from pure_backend.options import Options
 from pure_backend.pipeline import normalize, prepare
 from pure_backend.transforms.capture import Captured
-from pure_backend.transforms.step_plan import Call, Rules, StepPlan
+from pure_backend.transforms.micro_batches import MicroBatches
+from pure_backend.transforms.step_plan import Rules, StepPlan
 from pure_backend.transforms.updates import Updates
 
 
@@ -86,17 +87,21 @@ class TrainStep:
         self.options = dataclasses.replace(Options.of(options), on_impure="error")
         if self.options.verify is not False:
             raise ValueError("TrainStep: option 'verify' is not for training steps")
-        self._rules = Rules(grad_accumulation, donate, check_finite, self.options.remat)
+        self._rules = Rules(donate, check_finite, self.options.remat)
         self._loss = _loss_of_batch(model, loss_fn, has_aux)
         self._graphs: weakref.WeakKeyDictionary[Callable[..., Any], Specializations] = weakref.WeakKeyDictionary()
         self._captured = Captured(backend=_weakly(self._compile), dynamic=False)
         self._updates = Updates(optimizer, None if clip_grad_norm is None else float(clip_grad_norm))
-        self._call = Call((), ())
+        self._batches = MicroBatches(grad_accumulation)
+        self._bytes_copied = 0
 
     @property
     def bytes_copied(self) -> int:
         """How many bytes of parameters, buffers and states the latest step copied; 0 where all got their new memory."""
-        return self._call.bytes_copied
+        return self._bytes_copied
+
+    def _copied(self, count: int) -> None:
+        self._bytes_copied = count
 
     @torch.compiler.disable
     def __call__(self, *batch: Any, **keywords: Any) -> Any:
@@ -115,18 +120,13 @@ class TrainStep:
             FloatingPointError: See `check_finite`.
         """
         _check_hooks(self.optimizer)
-        leaves, spec = pytree.tree_flatten((batch, keywords))
-        micro = [_first(leaf, self._rules.micro_batches) for leaf in leaves]
-        tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-        self._call = Call([leaves[i] for i in tensors], [micro[i] for i in tensors])
-        own, own_keywords = pytree.tree_unflatten(micro, spec)
+        self._bytes_copied = 0
+        own, own_keywords = pytree.tree_map(self._batches.first, (batch, keywords))
         try:
             with torch.enable_grad():
                 result = self._captured(self._loss, *own, **own_keywords)
         except (Unsupported, UserError) as error:
             raise ImpureFunctionError(f"TrainStep: the loss cannot be one program: {error}") from error
-        finally:
-            self._call = Call((), (), self._call.bytes_copied)
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # what a scheduler looks for
         for hook in self.optimizer._optimizer_step_post_hooks.values():
             hook(self.optimizer, (), {})
@@ -138,12 +138,12 @@ class TrainStep:
 
         def make(args: Sequence[Any]) -> Any:
             trainable = list(self._trainable())
-            prepared = prepare(normalized.gm, args, self.options, alone=[*trainable, *self._call.micro])
+            prepared = prepare(normalized.gm, args, self.options, alone=[*trainable, *filter(self._batches.knows, args)])
             border = prepared.border
             if border is not None and border.carriers:
                 raise UnsupportedOperatorError("TrainStep: a parameter that is a tensor subclass is trained: freeze it")
             inputs = args if border is None else border.enter(args)
-            plan = StepPlan(prepared, inputs, trainable, self._updates, lambda: self._call, self._rules)
+            plan = StepPlan(prepared, inputs, trainable, self._updates, self._batches, self._rules, self._copied)
             return plan if border is None else Bordered(plan, border)
 
         specializations = Specializations(normalized, make, _never_cut, self.options)
@@ -198,18 +198,6 @@ def _takes_model(loss_fn: Callable[..., Any]) -> bool:
     except ValueError:  # a builtin without a signature
         return False
     return first == "model"
-
-
-def _first(leaf: Any, micro_batches: int) -> Any:
-    """The first micro-batch of a leaf of the batch."""
-    if micro_batches == 1 or not isinstance(leaf, torch.Tensor) or leaf.ndim == 0:
-        return leaf
-    if leaf.shape[0] % micro_batches:
-        raise ValueError(
-            f"TrainStep: a tensor of shape {tuple(leaf.shape)} cannot be split into grad_accumulation={micro_batches} equal "
-            "micro-batches along its first dimension"
-        )
-    return leaf.narrow(0, 0, leaf.shape[0] // micro_batches)
 
 
 def _check_objects(model: nn.Module, optimizer: Any, loss_fn: Any) -> None:

@@ -1,4 +1,4 @@
-"""`options={"verify": True}`: the first call of each specialisation is compared with eager, down to the node that differs.
+"""`options={"verify": True}`: the first call of each specialization is compared with eager, down to the node that differs.
 
 Compared are outputs, written inputs and, in the first backward, gradients. Where they differ, the graph is walked: each node is
 run in eager on the values that eager has there, and lowered alone on the same values, so the first node that gives something
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from pure_backend.calls.call_plan import Around
 from pure_backend.calls.plan import Plan
 from pure_backend.errors import AccuracyError
 from pure_backend.fx_passes.functional import Functional, Value
@@ -35,19 +36,12 @@ _logger = logging.getLogger("pure_backend")
 _GRAPH = 5
 
 
-class Verified:
-    """A plan whose first call and first backward are compared with eager; later calls are the plan's own.
-
-    Attributes:
-        plan: The plan.
-    """
+class Verified(Around):
+    """A plan whose first call and first backward are compared with eager; later calls are the plan's own."""
 
     def __init__(self, plan: Plan, prepared: Prepared, verify: bool | str | PathLike[str]) -> None:
-        self.plan = plan
+        super().__init__(plan)
         self._check: _Check | None = _Check(plan, prepared, None if verify is True else verify)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.plan, name)
 
     def __call__(self, args: Sequence[Any]) -> Any:
         """The original graph's outputs.

@@ -19,7 +19,7 @@ def test_i01_symint_inputs(device):
 
 
 def test_i01_no_symbol_left(device):
-    """I01 https://github.com/vllm-project/vllm/pull/39395 (Dynamo specialises sizes 0 and 1)"""
+    """I01 https://github.com/vllm-project/vllm/pull/39395 (Dynamo specializes sizes 0 and 1)"""
 
     def f(x):
         return x.cumsum(0) * x.shape[0]

@@ -166,7 +166,7 @@ def test_second_derivatives_are_lowered_only_when_asked_for():
     assert pure_backend.statistics().lowerings > 2
 
 
-def test_specialisations_are_bounded():
+def test_specializations_are_bounded():
     c = compiled(lambda x: x * 2, dynamic=True, options={"max_specializations": 4})
     for n in range(2, 12):
         assert c(torch.ones(n)).sum() == 2 * n
