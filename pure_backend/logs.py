@@ -15,6 +15,7 @@ TOPICS = (
     "propagate",
     "unwrap",
     "mutation",
+    "repeats",
     "partition",
     "trace",
     "differentiate",

@@ -3,6 +3,7 @@
 import functools
 import gc
 import logging
+import operator
 import weakref
 
 import jax
@@ -11,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from jax.extend import core
 from oracle import agree, compiled, same
-from torch import nn
+from torch import fx, nn
 from torch._higher_order_ops.associative_scan import associative_scan
 from torch._higher_order_ops.hints_wrap import hints_wrapper
 from torch._higher_order_ops.map import map as torch_map
@@ -25,6 +26,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from pure_backend import ImpureGraphError
+from pure_backend.backend import assume_pure
 from pure_backend.jax_bridge.compile import programs
 
 # One program, nothing of it in eager.
@@ -271,6 +273,23 @@ def test_associative_scan_of_single_elements(device):
         return torch.ops.higher_order.associative_scan(lambda a, b: [a * b], [x * w], ())[0]
 
     agree(f, plain_xw, device=device, **PURE)
+
+
+def test_an_associative_scan_draws_for_each_pair_in_each_call():
+    """Dynamo refuses random numbers in a combine function; a graph from elsewhere may have them."""
+
+    def scanned(graph, x):
+        results = graph.call_function(torch.ops.higher_order.associative_scan, (graph.get_attr("body"), [x], ()))
+        return graph.call_function(operator.getitem, (results, 0))
+
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    graph.output((scanned(graph, x), scanned(graph, x)))
+    body = fx.symbolic_trace(lambda a, b: [a + b + torch.rand_like(a)])
+    run = assume_pure(fx.GraphModule({"body": body}, graph), [torch.zeros(2, 3)], options={"on_impure": "error"})
+    draws = torch.stack([*run(torch.zeros(2, 3)), *run(torch.zeros(2, 3))])[:, 1].flatten().tolist()
+    assert len(set(draws)) == 4 * 3
+    assert run(torch.zeros(8, 1))[0].diff(dim=0).unique().numel() == 7
 
 
 # ---------------------------------------------------------------------------------------------------------- checkpoint

@@ -115,6 +115,10 @@ def test_impure_nodes(lines):
     assert any(line.startswith("around 1 impure node") for line in lines("partition"))
 
 
+def test_each_stage_is_a_topic():
+    assert pure_backend.statistics().seconds.keys() <= set(TOPICS)
+
+
 def test_topics_are_checked():
     with pytest.raises(ValueError, match="no log topic 'traces': topics are specialize, normalize"):
         pure_backend.set_logs("traces")

@@ -21,7 +21,9 @@ from torch.autograd import forward_ad
 from pure_backend.custom_ops.flat import FlatCalls, FlatFunction, runs_here, shapes_of
 from pure_backend.custom_ops.signature import decode, encode
 from pure_backend.ir.opaque import opaque
+from pure_backend.ir.positions import with_values
 from pure_backend.jax_bridge.avals import is_differentiable, to_aval
+from pure_backend.jax_bridge.conjugation import conjugate
 from pure_backend.jax_bridge.lower import lowered_stage
 from pure_backend.jax_bridge.lowerings import lowers
 from pure_backend.jax_bridge.lowerings.registry import Site
@@ -222,10 +224,7 @@ def content_of(function: FlatFunction, tensors: Sequence[torch.Tensor], platform
 
     def with_gradient(arrays: Sequence[Any], cotangents: Sequence[Any]) -> Any:
         def differentiated(*chosen: Any) -> list[Any]:
-            full = list(arrays)
-            for i, value in zip(wanted, chosen, strict=True):
-                full[i] = value
-            return _inexact(function(*full))
+            return _inexact(function(*with_values(arrays, wanted, chosen)))
 
         return function(*arrays), jax.vjp(differentiated, *(arrays[i] for i in wanted))[1](list(cotangents))
 
@@ -248,13 +247,10 @@ def _vjp_function(function: Callable[[Any], FlatFunction], static: tuple[Any, in
         chosen = [i for i, a in enumerate(primals) if jnp.issubdtype(a.dtype, jnp.inexact)]
 
         def differentiated(*values: Any) -> list[Any]:
-            full = list(primals)
-            for i, value in zip(chosen, values, strict=True):
-                full[i] = value
-            return list(function(inner)(*full))
+            return list(function(inner)(*with_values(primals, chosen, values)))
 
         outputs, vjp = jax.vjp(differentiated, *(primals[i] for i in chosen))
-        return [_conj(grad) for grad in vjp([_cotangent(out, given.get(i)) for i, out in enumerate(outputs)])]
+        return [conjugate(grad) for grad in vjp([_cotangent(out, given.get(i)) for i, out in enumerate(outputs)])]
 
     return gradients
 
@@ -286,8 +282,4 @@ def _cotangent(output: Any, given: Any) -> Any:
     """What JAX expects for an output: zeros for an absent cotangent, float0 for an output that carries no gradient."""
     if not jnp.issubdtype(output.dtype, jnp.inexact):
         return np.zeros(output.shape, jax.dtypes.float0)
-    return jnp.zeros(output.shape, output.dtype) if given is None else _conj(given.astype(output.dtype))
-
-
-def _conj(value: Any) -> Any:
-    return jnp.conj(value) if jnp.issubdtype(value.dtype, jnp.complexfloating) else value
+    return jnp.zeros(output.shape, output.dtype) if given is None else conjugate(given.astype(output.dtype))

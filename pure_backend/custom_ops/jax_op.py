@@ -129,6 +129,7 @@ class CustomOpDef(_Operator):
         self.donated = donated
         self._fn = fn
         self._own_vjp: tuple[Callable[..., Any], Callable[..., Any]] | None = None
+        self._called = False
         self._flat = Derivable(self._library, self._operator, self._function, self._dispatch)
         register_kernels(name, self._library, self._run, self._run_without_gradient, self._fake, self._batched)
         lowers(name, content=self._content)(self._lowering)
@@ -143,10 +144,17 @@ class CustomOpDef(_Operator):
             forward: `forward(*args) -> (outputs, residuals)`, with the function's own parameters.
             backward: `backward(residuals, cotangents) -> gradients`: one for each array, in the order of the parameters,
                 None for those that have none. `cotangents` has the structure of the outputs.
+
+        Raises:
+            RuntimeError: The operator was called: the programs of that call have the function's own gradient.
         """
+        if self._called:
+            raise RuntimeError(f"{self.name}: register_vjp after the first call, whose programs have another gradient")
         self._own_vjp = forward, backward
 
     def _function(self, structure: Structure) -> FlatFunction:
+        self._called = True
+
         def function(*arrays: Any) -> list[Any]:
             args, kwargs = self.signature.unflatten(structure, arrays)
             return jax.tree.leaves(self._fn(*args, **kwargs))

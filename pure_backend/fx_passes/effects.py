@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import fx
 
+from pure_backend.ir.describe import qualified_name
 from pure_backend.ir.impurity import Impurity
 
 Lowerable = Callable[[Any], bool]
@@ -73,8 +74,7 @@ def impurity(node: fx.Node, lowerable: Lowerable) -> Impurity | None:
 
 
 def _of_operator(node: fx.Node, target: Any, lowerable: Lowerable) -> Impurity | None:
-    schema = target._schema if isinstance(target, torch._ops.OpOverload) else target._qualified_op_name
-    namespace = getattr(schema, "name", schema).split("::")[0]
+    namespace = qualified_name(target).split("::")[0]
     if namespace in _COLLECTIVES:
         return Impurity.of(node, "collective", "it communicates with other processes")
     if namespace in _TORCH_NAMESPACES or lowerable(target):

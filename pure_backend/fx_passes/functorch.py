@@ -19,6 +19,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from pure_backend.ir.facts import derive
+from pure_backend.ir.positions import with_values
 from pure_backend.ir.recorded import aten_graph, followable
 from pure_backend.ir.region import Region
 
@@ -98,10 +99,7 @@ def propagate_region(
     structure: list[Any] = []
 
     def call(*tensors):
-        full = list(leaves)
-        for i, tensor in zip(positions, tensors, strict=True):
-            full[i] = tensor
-        args, kwargs = pytree.tree_unflatten(full, spec)
+        args, kwargs = pytree.tree_unflatten(with_values(leaves, positions, tensors), spec)
         results, results_spec = pytree.tree_flatten(region(*args, **kwargs))
         structure[:] = [results_spec]
         return tuple(results)

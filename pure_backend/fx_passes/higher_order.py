@@ -353,7 +353,5 @@ _APART: dict[str, Callable[[tuple, dict, RunBody], Result]] = {
 
 _REASONS = {
     "while_loop_stack_output": "has a result whose size is not known before it has run",
-    "print": "prints",
-    "with_effects": "orders side effects",
     "register_hook": "changes the gradient of a tensor that others may use",
 }

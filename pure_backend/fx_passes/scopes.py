@@ -14,9 +14,9 @@ import functools
 import re
 from itertools import pairwise
 
-import torch
 from torch import fx
 
+from pure_backend.ir.describe import qualified_name
 from pure_backend.ir.facts import learn
 from pure_backend.ir.source import frames, scopes_at
 
@@ -29,7 +29,7 @@ def name_scopes(gm: fx.GraphModule) -> None:
     opened: list[tuple[fx.Node, str]] = []
     own: list[fx.Node] = []
     for node in gm.graph.nodes:
-        name = _operator_name(node.target)
+        name = qualified_name(node.target)
         if name in _ENTER:
             opened.append((node, str(node.args[0])))
         elif name in _EXIT:
@@ -40,12 +40,6 @@ def name_scopes(gm: fx.GraphModule) -> None:
         own.append(node)
     for node in reversed(own):
         gm.graph.erase_node(node)
-
-
-def _operator_name(target: object) -> str:
-    if isinstance(target, torch._ops.OpOverload):
-        return target._schema.name
-    return target._qualified_op_name if isinstance(target, torch._ops.OpOverloadPacket) else ""
 
 
 def _path(node: fx.Node, captured: list[str]) -> tuple[str, ...]:

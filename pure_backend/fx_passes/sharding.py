@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import fx
+
+from pure_backend.ir.describe import qualified_name
 
 _ANNOTATION = "xla::dynamo_mark_sharding"
 
@@ -15,11 +16,5 @@ def thread_annotations(gm: fx.GraphModule) -> None:
     """
     place = {node: i for i, node in enumerate(gm.graph.nodes)}
     for node in gm.graph.nodes:
-        if _is_annotation(node) and isinstance(value := node.args[0], fx.Node):
+        if qualified_name(node.target) == _ANNOTATION and isinstance(value := node.args[0], fx.Node):
             value.replace_all_uses_with(node, delete_user_cb=lambda user, node=node: place[user] > place[node])
-
-
-def _is_annotation(node: fx.Node) -> bool:
-    if isinstance(node.target, torch._ops.OpOverloadPacket):
-        return node.target._qualified_op_name == _ANNOTATION
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name == _ANNOTATION

@@ -18,6 +18,7 @@ from pure_backend.custom_ops.jax_op import CustomOpDef, InPlaceOp
 from pure_backend.inspect import hlo
 from pure_backend.inspect.topology import tpu_device
 from pure_backend.inspect.torch_program import Captured, capture, output_names
+from pure_backend.ir.positions import with_values
 from pure_backend.jax_bridge.avals import to_aval
 from pure_backend.jax_bridge.frames import in_bare_thread
 from pure_backend.jax_bridge.jaxprs import dce_jaxpr, with_outputs
@@ -272,10 +273,7 @@ def _gradient(function: Callable[..., Any], wanted: Sequence[int], carrying: Seq
 
     def gradient(arrays: Sequence[Any], cotangents: Sequence[Any]) -> Any:
         def differentiated(*chosen: Any) -> list[Any]:
-            full = list(arrays)
-            for i, value in zip(wanted, chosen, strict=True):
-                full[i] = value
-            results = list(function(*full))
+            results = list(function(*with_values(arrays, wanted, chosen)))
             return [results[i] for i in carrying]
 
         _, vjp = jax.vjp(differentiated, *(arrays[i] for i in wanted))

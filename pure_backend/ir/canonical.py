@@ -11,7 +11,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from pure_backend.ir.describe import describe_tensor
+from pure_backend.ir.describe import describe_tensor, qualified_name
 from pure_backend.ir.exact import Same
 from pure_backend.ir.facts import facts
 from pure_backend.ir.functional_ops import Functionalized
@@ -63,10 +63,8 @@ def _unwrapped(target: Any) -> Any:
 def _is_home(target: Any) -> bool:
     if isinstance(target, (torch._ops.HigherOrderOperator, fx.GraphModule, Region, Shared, Chain)):
         return True
-    if isinstance(target, torch._ops.OpOverload):
-        target = target.overloadpacket
-    if isinstance(target, torch._ops.OpOverloadPacket):
-        return target._qualified_op_name.split("::")[0] in _HOME_NAMESPACES
+    if name := qualified_name(target):
+        return name.split("::")[0] in _HOME_NAMESPACES
     return _owner_of_builtin(target) is not None or str(getattr(target, "__module__", None)).split(".")[0] in _HOME
 
 

@@ -62,6 +62,13 @@ def target_name(target: Any) -> str:
     return f"{module}.{name}" if module and module not in ("_operator", "builtins") else name
 
 
+def qualified_name(target: Any) -> str:
+    """The name of a library's operator without its overload, as `aten::add`; an empty string for another target."""
+    if isinstance(target, torch._ops.OpOverload):
+        return target._schema.name
+    return target._qualified_op_name if isinstance(target, torch._ops.OpOverloadPacket) else ""
+
+
 def describe_node(node: fx.Node) -> str:
     """One node for an error message: operator, argument shapes, and the user's source line."""
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: facts(n).value)

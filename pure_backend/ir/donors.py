@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import fx
 
 from pure_backend.errors import DonationError
+from pure_backend.ir.describe import qualified_name
 from pure_backend.ir.facts import facts, learn
 
 donated_arguments: dict[str, tuple[int, ...]] = {}
@@ -25,7 +25,7 @@ _MARKER = "xla::dynamo_set_buffer_donor_"
 def take_markers(gm: fx.GraphModule) -> None:
     """Remove the marking nodes; the inputs that they name note it in their facts."""
     for node in list(gm.graph.nodes):
-        if not (isinstance(node.target, torch._ops.OpOverload | torch._ops.OpOverloadPacket) and _name(node.target) == _MARKER):
+        if qualified_name(node.target) != _MARKER:
             continue
         marked, donated = node.args
         if marked.op == "placeholder":
@@ -39,7 +39,7 @@ def donors(gm: fx.GraphModule) -> frozenset[fx.Node]:
     found = {node for node in gm.graph.find_nodes(op="placeholder") if facts(node).donated}
     if donated_arguments:
         for node in gm.graph.nodes:
-            positions = donated_arguments.get(_name(node.target)) if isinstance(node.target, torch._ops.OpOverload) else None
+            positions = donated_arguments.get(qualified_name(node.target))
             args = [node.args[i] for i in positions or () if i < len(node.args)]
             found |= {arg for arg in args if isinstance(arg, fx.Node) and arg.op == "placeholder"}
     return frozenset(found)
@@ -74,7 +74,3 @@ def check_valid(tensors: Sequence[torch.Tensor], user: str, names: Callable[[], 
                 f"{user}: argument {names()[i]!r}, a tensor of shape {tuple(tensor.shape)}, was donated to an earlier call "
                 "and is invalid since; use that call's result, or donate a clone"
             )
-
-
-def _name(target: Any) -> str:
-    return target._qualified_op_name if isinstance(target, torch._ops.OpOverloadPacket) else target._schema.name

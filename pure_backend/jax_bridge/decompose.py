@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from pure_backend.ir.facts import learn
+from pure_backend.ir.positions import with_values
 from pure_backend.ir.recorded import aten_graph, followable
 
 
@@ -61,9 +62,8 @@ class FakeCall:
 
     def arguments(self, unique: Sequence[Any], leaves: Sequence[Any] | None = None) -> tuple[tuple, dict[str, Any]]:
         """The arguments with values for the distinct tensors, the others as they are among `leaves`."""
-        full = list(self.leaves if leaves is None else leaves)
-        for i, n in zip(self.positions, self.order, strict=True):
-            full[i] = unique[n]
+        values = (unique[n] for n in self.order)
+        full = with_values(self.leaves if leaves is None else leaves, self.positions, values)
         return pytree.tree_unflatten(full, self.spec)
 
     def __call__(self, *unique: torch.Tensor) -> list[torch.Tensor]:

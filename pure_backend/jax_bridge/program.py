@@ -13,6 +13,8 @@ from jax.extend import core
 
 from pure_backend import counters
 from pure_backend.errors import PureBackendError
+from pure_backend.ir.positions import with_values
+from pure_backend.jax_bridge.conjugation import conjugate
 from pure_backend.jax_bridge.custom_calls import calling_primitives
 from pure_backend.jax_bridge.executables import Call as Call
 from pure_backend.jax_bridge.executables import Executables, forward_metadata
@@ -212,15 +214,12 @@ class Program:
 
         def gradient(args, given, key):
             def chosen_outputs(*chosen):
-                full = [*args, key]
-                for position, value in zip(self.inputs, chosen, strict=True):
-                    full[position] = value
-                results = function(*full)
+                results = function(*with_values(args, self.inputs, chosen), key)
                 return tuple(results[i] for i in outputs)
 
             _, vjp = jax.vjp(chosen_outputs, *(args[i] for i in self.inputs))
             cotangents = _with_zeros(avals, present, given)
-            return tuple(_conj(g) for g in vjp(tuple(_conj(c) for c in cotangents)))
+            return tuple(map(conjugate, vjp(tuple(map(conjugate, cotangents)))))
 
         given = [aval for aval, here in zip(avals, present, strict=True) if here]
         with tracing():
@@ -256,7 +255,3 @@ def _with_batch(aval: Any, dim: int | None, size: int) -> jax.ShapeDtypeStruct:
 def _with_zeros(avals, present, given) -> list[jax.Array]:
     remaining = iter(given)
     return [next(remaining) if here else jnp.zeros(a.shape, a.dtype) for a, here in zip(avals, present, strict=True)]
-
-
-def _conj(value: jax.Array) -> jax.Array:
-    return jnp.conj(value) if jnp.issubdtype(value.dtype, jnp.complexfloating) else value

@@ -18,6 +18,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pure_backend.ir.facts import derive
+from pure_backend.jax_bridge.conjugation import conjugate
 from pure_backend.jax_bridge.decompose import FakeCall, traced
 
 
@@ -119,9 +120,9 @@ def check_backward(compute: Function, backward: Function, arrays: Sequence[jax.A
 def _pullback(backward: Function, residuals: Any, cotangents: Sequence[Any]) -> tuple[Any, ...]:
     """The cotangents of the arguments for those of the results."""
     arrays, results = residuals
-    given = [_conjugate(c) for c in cotangents if _inexact(c)]
+    given = [conjugate(c) for c in cotangents if _inexact(c)]
     grads = iter(backward(*arrays, *results, *given))
-    return tuple(_conjugate(next(grads)) if _inexact(array) else _float0(array) for array in arrays)
+    return tuple(conjugate(next(grads)) if _inexact(array) else _float0(array) for array in arrays)
 
 
 def _inexact(array: Any) -> bool:
@@ -130,8 +131,3 @@ def _inexact(array: Any) -> bool:
 
 def _float0(array: jax.Array) -> Any:
     return jnp.zeros(array.shape, jax.dtypes.float0)
-
-
-def _conjugate(value: jax.Array) -> jax.Array:
-    """Torch's gradient of a complex value is the conjugate of JAX's."""
-    return jnp.conj(value) if jnp.iscomplexobj(value) else value

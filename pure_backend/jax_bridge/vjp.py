@@ -20,6 +20,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
+from pure_backend.ir.positions import with_values
+from pure_backend.jax_bridge.conjugation import conjugate
 from pure_backend.jax_bridge.jaxprs import dce_jaxpr, with_outputs
 from pure_backend.jax_bridge.lowerings.values import COPY, DEAR
 from pure_backend.jax_bridge.trace import tracing
@@ -91,10 +93,7 @@ def differentiate(
 
     def forward(*args):
         def differentiated(*chosen):
-            full = list(args)
-            for position, value in zip(inputs, chosen, strict=True):
-                full[position] = value
-            results = function(*full)
+            results = function(*with_values(args, inputs, chosen))
             return tuple(results[i] for i in outputs), results
 
         chosen = tuple(args[i] for i in inputs)
@@ -182,11 +181,6 @@ def _pullback(tree: Any, saved: Sequence[Any], cotangents: tuple) -> tuple[Calla
         jaxpr = jax.make_jaxpr(backward)([_aval(v) for v in saved], cotangents)
     pruned, used = dce_jaxpr(jaxpr.jaxpr)
     return core.jaxpr_as_fun(core.ClosedJaxpr(pruned, jaxpr.consts)), used
-
-
-def conjugate(value: jax.Array) -> jax.Array:
-    """The conjugate of complex values; real ones as they are."""
-    return jnp.conj(value) if jnp.issubdtype(value.dtype, jnp.complexfloating) else value
 
 
 def _aval(v: Any) -> jax.ShapeDtypeStruct:

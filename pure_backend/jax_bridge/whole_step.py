@@ -19,13 +19,15 @@ from torch import fx
 from pure_backend import _compat, counters
 from pure_backend.ir.canonical import graph_key
 from pure_backend.ir.facts import facts
+from pure_backend.ir.positions import with_values
 from pure_backend.jax_bridge.avals import to_aval
 from pure_backend.jax_bridge.compile import programs, settings
+from pure_backend.jax_bridge.conjugation import conjugate
 from pure_backend.jax_bridge.program import Program
 from pure_backend.jax_bridge.rng import KEY, fold_data
 from pure_backend.jax_bridge.runtimes import place_of, runtime_for
 from pure_backend.jax_bridge.trace import trace, tracing
-from pure_backend.jax_bridge.vjp import conjugate, rematerialized
+from pure_backend.jax_bridge.vjp import rematerialized
 
 _OF_THE_UPDATE = 2**31 - 1  # a random optimizer draws other numbers than the model
 
@@ -161,10 +163,7 @@ class _Step:
         wiring = self.wiring
 
         def differentiated(chosen):
-            full = list(inputs)
-            for i, value in zip(wiring.trained, chosen, strict=True):
-                full[i] = value
-            results = self.loss(*full, key)
+            results = self.loss(*with_values(inputs, wiring.trained, chosen), key)
             return results[wiring.loss] * jnp.asarray(scale, results[wiring.loss].dtype), results
 
         chosen = [inputs[i] for i in wiring.trained]
@@ -183,11 +182,7 @@ class _Step:
         def body(carry, at):
             written, total, sums = carry
             index, micro = at
-            full = list(inputs)
-            for i, value in zip(wiring.batch, micro, strict=True):
-                full[i] = value
-            for (i, _), value in zip(wiring.written, written, strict=True):
-                full[i] = value
+            full = with_values(inputs, [*wiring.batch, *(i for i, _ in wiring.written)], [*micro, *written])
             full, loss, returned, grads = self.gradients(full, scale, fold_data(key, index))
             sums = [a + b for a, b in zip(sums, grads, strict=True)]
             return ([full[i] for i, _ in wiring.written], total + loss, sums), returned

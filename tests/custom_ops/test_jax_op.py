@@ -249,6 +249,19 @@ def test_one_trace_a_signature():
     assert pure_backend.statistics().traces == 3
 
 
+def test_a_gradient_of_its_own_comes_before_the_first_call():
+    @jax_op("ops_test::late")
+    def late(x: jax.Array) -> jax.Array:
+        return 2 * x
+
+    x = torch.ones(2, requires_grad=True)
+    late.register_vjp(lambda x: (2 * x, None), lambda _, ct: (3 * ct,))
+    late(x).sum().backward()
+    assert x.grad.tolist() == [3, 3]
+    with pytest.raises(RuntimeError, match="ops_test::late: register_vjp after the first call"):
+        late.register_vjp(lambda x: (2 * x, None), lambda _, ct: (ct,))
+
+
 def test_b08_a_result_that_is_an_argument(way, device):
     """B08 https://github.com/pytorch/pytorch/issues/134278"""
     x = torch.zeros(3, device=device)

@@ -15,6 +15,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from pure_backend.ir.describe import tensor_leaves
+from pure_backend.ir.positions import with_values
 from pure_backend.jax_bridge.lowerings.registry import Site
 from pure_backend.jax_bridge.rng import KeyStream
 
@@ -40,11 +41,8 @@ class Body:
 
     def leaves(self, key: jax.Array, *arrays: jax.Array) -> list[Any]:
         """All results, those that are no arrays too."""
-        operands = list(self._constants)
-        for i, array in zip(self._places, arrays, strict=True):
-            operands[i] = array
         keys = KeyStream(key)
-        results = self._run(self._gm, operands, keys)
+        results = self._run(self._gm, with_values(self._constants, self._places, arrays), keys)
         self.draws = self.draws or keys.used > 0
         return results
 

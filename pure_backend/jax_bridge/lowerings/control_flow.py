@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -170,11 +172,15 @@ def associative_scan(site: Site, combine_fn, xs, additional):
     body = Body(site, site.bodies[0], (*xs, *xs, *additional))
     key = site.keys.data_for_body()
     captured = body.arrays((*xs, *xs, *additional))[2 * len(xs) :]
+    rounds = itertools.count()
 
     def combine(left, right):
-        return jax.vmap(lambda a, b: body(key, *a, *b, *captured))(left, right)
+        here = fold_data(key, next(rounds))
+        return jax.vmap(lambda i, a, b: body(fold_data(here, i), *a, *b, *captured))(jnp.arange(len(left[0])), left, right)
 
-    return structured(site.out, lax.associative_scan(combine, xs))
+    arrays = lax.associative_scan(combine, xs)
+    site.keys.note_body(body.draws)
+    return structured(site.out, arrays)
 
 
 @jax.jit

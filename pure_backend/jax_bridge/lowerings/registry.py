@@ -28,7 +28,7 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as PROMOTION
 from torch._prims_common import elementwise_dtypes
 
 from pure_backend.errors import UnsupportedOperatorError
-from pure_backend.ir.describe import describe_node
+from pure_backend.ir.describe import describe_node, qualified_name
 from pure_backend.jax_bridge.avals import supported_dtype, to_jax_dtype
 from pure_backend.jax_bridge.rng import KeyStream
 
@@ -172,7 +172,7 @@ def has_lowering(target: Any) -> bool:
     """Whether an operator of a library (`torch.ops.ns.name`) has a lowering, or a body that torch can trace through."""
     if find(target) is not None:
         return True
-    name = target._qualified_op_name if isinstance(target, torch._ops.OpOverloadPacket) else target.name()
+    name = target.name() if isinstance(target, torch._ops.OpOverload) else qualified_name(target)
     return torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
 
 
@@ -180,11 +180,8 @@ def names_of(target: Any) -> tuple[str, ...]:
     """The names that a target may be registered under, most specific first."""
     if isinstance(target, str):
         return (target.strip("_") if target.startswith("__") else target,)
-    if isinstance(target, torch._ops.OpOverload):
-        namespace, name = target._schema.name.split("::")
-        return _overload_names(namespace, name, target._overloadname)
-    if isinstance(target, torch._ops.OpOverloadPacket):
-        return _overload_names(*target._qualified_op_name.split("::"), "default")
+    if operator_name := qualified_name(target):
+        return _overload_names(*operator_name.split("::"), getattr(target, "_overloadname", "default"))
     if isinstance(target, torch._ops.HigherOrderOperator):
         return (f"hop::{target.name()}",)
     name = getattr(target, "__name__", str(target))
