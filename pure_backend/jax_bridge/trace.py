@@ -292,10 +292,15 @@ class Walker:
 
 
 def _arrays_for(op: torch._ops.OpOverload, args: tuple) -> tuple:
-    """Arguments with 0-d arrays for the numbers in the place of tensors (`aten.special_hermite_polynomial_h.n_scalar`)."""
-    if op._overloadname not in ("n_scalar", "x_scalar"):
+    """Arguments as torchax's function of an operator takes them.
+
+    For a polynomial these are 0-d arrays in the place of numbers (`aten.special_hermite_polynomial_h.n_scalar`), and a degree
+    that is no int64 becomes negative, as in torch's C++: torchax's loop would run to the largest integer.
+    """
+    if "_polynomial_" not in op._schema.name:
         return args
-    return tuple(jnp.asarray(arg, jnp.float32) if isinstance(arg, (int, float)) else arg for arg in args)
+    x, degree = (jnp.asarray(arg, jnp.float32) if isinstance(arg, (int, float)) else arg for arg in args)
+    return x, jnp.where(jnp.abs(degree) < 2.0**63, degree, -1)
 
 
 class _Opaque:

@@ -21,8 +21,11 @@ _TOLERANCE = {
     torch.bfloat16: (1.6e-2, 1e-2),
 }
 
-# torch's own formula for the gradient takes exponentials of differences of numbers near 10,000: eager is off by 3e-3 itself.
-_LOOSE = {("logcumsumexp", torch.float32): (5e-3, 5e-3)}
+# Gradients that multiply rounding, eager's as well.
+_LOOSE = {
+    ("logcumsumexp", torch.float32): (5e-3, 5e-3),  # exponentials of differences of numbers near 10,000: eager is off by 3e-3
+    ("special.ndtri", torch.float32): (1e-4, 5e-5),  # exp(y * y / 2) of y = -13 multiplies the rounding of y by 170
+}
 
 
 def difference(entry: OpInfo, want: Observed, got: Observed, truth: Callable[[], Observed | None]) -> str | None:
@@ -57,8 +60,8 @@ def _values(entry: OpInfo, name: str, want: Sequence[Any], got: Sequence[Any], t
 
 def _unlike(entry: OpInfo, want: Any, got: Any) -> str | None:
     """How two leaves differ, or None."""
-    if want is None and isinstance(got, torch.Tensor) and got.numel() == 0:
-        return None  # a gradient without elements: eager gives none for some operators on empty matrices
+    if want is None and isinstance(got, torch.Tensor) and _without_gradient(entry, got):
+        return None
     if not isinstance(want, torch.Tensor) or not isinstance(got, torch.Tensor):
         return None if type(want) is type(got) and want == got else f"eager {want!r}, compiled {got!r}"
     if want.dtype != got.dtype or want.shape != got.shape:
@@ -69,6 +72,11 @@ def _unlike(entry: OpInfo, want: Any, got: Any) -> str | None:
     except AssertionError as error:
         return f"{' '.join(str(error).split())}; {_first_unlike(_plain(want), _plain(got), rtol, atol)}"
     return None
+
+
+def _without_gradient(entry: OpInfo, got: torch.Tensor) -> bool:
+    """Whether eager has no gradient where a program has zeros: that of empty matrices, and of norms of order 0."""
+    return got.numel() == 0 or ("norm" in entry.name and not got.any())
 
 
 def _first_unlike(want: torch.Tensor, got: torch.Tensor, rtol: float, atol: float) -> str:

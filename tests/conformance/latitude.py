@@ -76,7 +76,11 @@ UNDETERMINED = (
         "means of numbers that far apart cancel; scale and shift are applied together or one after the other",
     ),
     (r"(var|std)(_mean)?(_unbiased)?", (*_NOT_FINITE, "largest"), "a running mean on the CPU, of doubles"),
-    (r"prod|cumprod|masked_(cum)?prod", _NOT_FINITE, "eager divides by an element where none is zero: it looks at values"),
+    (
+        r"prod|cumprod|masked_(cum)?prod|(linalg_)?vander",
+        _NOT_FINITE,
+        "eager divides by an element where none is zero: it looks at values",
+    ),
     (
         r"(nn_functional_(adaptive_)?max_pool\w*)",
         ("one_nan", "nan"),
@@ -92,12 +96,33 @@ UNDETERMINED = (
         ("one_nan", "nan"),
         "XLA takes a product with a bool for a selection, in which NaN is lost",
     ),
-    (r"\w*bilinear|einsum|\w*matmul\w*|mm|bmm|mv", (*_NOT_FINITE, *_FAR_APART), "the order of products"),
+    (r"\w*bilinear|einsum|\w*matmul\w*|mm|bmm|mv|linalg_multi_dot", (*_NOT_FINITE, *_FAR_APART), "the order of products"),
     (
-        r"(special_)?polygamma\w*|mvlgamma\w*",
+        r"(special_)?(polygamma|psi|digamma)\w*|mvlgamma\w*",
         ("ones", "integers", "halves", "knees", "steep", "large", "largest", *_NOT_FINITE),
         "at poles left of zero eager gives the rounding of pi",
     ),
+    (
+        r"mvlgamma\w*",
+        ("zeros", "subnormal"),
+        "XLA drops an addition of zero, and with it the sign of a zero, at which there is a pole",
+    ),
+    (
+        r"logit",
+        ("zeros", "all_zero", "subnormal", "one_nan", "nan"),
+        "eager's vectors and the rest behind them differ at -0 and NaN",
+    ),
+    (r"nn_functional_multilabel_soft_margin_loss", ("infinite",), "an infinite label: the order of its products"),
+    (r"(scatter|index)_reduce_prod", ("smallest",), "products of the smallest numbers are subnormal, and zero in XLA:CPU"),
+    (
+        r"special_(\w+_)?\w+_polynomial_\w+",
+        ("large",),
+        "eager takes as many steps as the degree, here 1e15, and does not end",
+    ),
+    (r"special_(\w+_)?\w+_polynomial_\w+", ("nan",), "a degree that is NaN is no integer in C++"),
+    (r"special_modified_bessel_k0", ("smallest",), "half of the smallest number is subnormal, and zero in XLA:CPU"),
+    (r"mode", ("one_nan", "nan"), "eager sorts by `<`, which a NaN breaks"),
+    (r"native_dropout_backward", _NOT_FINITE, "XLA takes a product with a bool for a selection, in which NaN is lost"),
     (r"frexp", ("subnormal",), "XLA:CPU takes subnormal numbers for zero; torch's frexp reads their bits"),
 )
 

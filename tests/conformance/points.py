@@ -104,9 +104,9 @@ def _fillable(leaf: object) -> bool:
 
 @contextlib.contextmanager
 def as_xla_computes(name: str) -> Iterator[None]:
-    """XLA:CPU takes subnormal numbers for zero; so does torch here, where they are the point."""
+    """XLA:CPU takes subnormal numbers for zero; so does torch here, where they are the point or come of the smallest ones."""
     before = torch.tensor([TINY / 2]) * 0.5 == 0
-    torch.set_flush_denormal(name == "subnormal" or bool(before))
+    torch.set_flush_denormal(name in ("subnormal", "smallest") or bool(before))
     try:
         yield
     finally:

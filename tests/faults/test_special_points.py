@@ -37,6 +37,27 @@ DERIVATIVES = {
     "smallest so far, ties": (lambda x: x.cummin(0).values, [1.0, 0.0, 0.0, 3.0]),
     "logit outside": (torch.logit, [-0.5, 0.0, 0.5, 1.0, 1.5]),
     "logit with eps": (lambda x: torch.logit(x, 0.1), [-0.5, 0.1, 0.5, 0.9, 1.5]),
+    "hypotenuse of nothing": (torch.hypot, [0.0, 3.0, INF], [0.0, -4.0, 1.0]),
+    "logarithm of gamma at its poles": (torch.lgamma, [0.0, -0.0, -1.0, 2.0, INF]),
+    "entropy of nothing": (torch.special.entr, [0.0, 1.0, 0.5, INF]),
+    "quantile of nothing": (torch.special.ndtri, [0.0, 1.0, 0.5]),
+    "logarithm of a tail": (torch.special.log_ndtr, [-150.0, -3.0, 0.0, 20.0]),
+    "scaled error function far out": (torch.special.erfcx, [20.0, 1e4, 0.5, -3.0, INF, 1.9999, 2.0]),
+    "bessel function left of zero": (lambda x: torch.special.modified_bessel_i1(x.detach()) + x, [-20.0, -7.0, 7.0, 20.0]),
+    "smooth loss of infinities": (lambda x: F.smooth_l1_loss(x, torch.ones(5), reduction="sum"), [INF, -INF, NAN, 1.5, 9.0]),
+    "huber loss of infinities": (lambda x: F.huber_loss(x, torch.ones(5), reduction="sum"), [INF, -INF, NAN, 1.5, 9.0]),
+    "renormalized NaN": (lambda x: torch.renorm(x[None], 2, 0, 1.0), [1.0, NAN]),
+    "distances with NaN": (lambda x: torch.cdist(x[None], torch.zeros(1, 2), p=1.0), [1.0, NAN]),
+    "distances of pairs, none": (lambda x: F.pdist(x.view(3, 1), p=0.0) + x.sum(), [1.0, 1.0, NAN]),
+    "extreme of ties, none of its own": (
+        lambda x: torch.zeros(2).scatter_reduce(0, torch.tensor([0, 0, 1]), x, "amax", include_self=False),
+        [0.0, 0.0, 1.0],
+    ),
+    "product with zeros and NaN": (
+        lambda x, y: x.scatter_reduce(0, torch.tensor([0, 0, 1]), y, "prod"),
+        [0.0, 2.0],
+        [NAN, 0.0, 0.0],
+    ),
     "softplus above its threshold": (lambda x: F.softplus(x, 3.0, 5.0), [1.6, 1.7, 2.0, 50.0, -50.0]),
     "softplus overflows": (F.softplus, [20.0, 20.5, 100.0, -200.0, INF]),
     "variance without freedom": (lambda x: x.var(0, correction=2), [1.0, 3.0]),
@@ -225,3 +246,22 @@ def test_a_sparse_gradient_of_gather_and_bags_is_left_to_eager():
     x = torch.ones(3, requires_grad=True)
     compiled(lambda x: torch.gather(x, 0, torch.tensor([1]), sparse_grad=True) * 2)(x).sum().backward()
     assert x.grad.is_sparse
+
+
+def test_a_degree_that_is_infinite_ends():
+    x, degree = torch.tensor([2.0, 0.5, 2.0]), torch.tensor([INF, -INF, 3.0])
+    for polynomial in (torch.special.chebyshev_polynomial_t, torch.special.hermite_polynomial_h):
+        torch.testing.assert_close(compiled(polynomial)(x, degree), polynomial(x, degree))
+
+
+def test_limits_of_incomplete_gamma_functions():
+    a, x = (torch.tensor(values) for values in ([INF, 0.0, 2.0, 2.0, INF, -1.0], [1.0, 1.0, INF, 0.0, INF, 1.0]))
+    for function in (torch.special.gammainc, torch.special.gammaincc):
+        torch.testing.assert_close(compiled(function)(a, x), function(a, x), equal_nan=True)
+
+
+def test_a_search_ends_where_that_of_torch_does():
+    rows, values = torch.tensor([1.0, 3.0, 2.0, 8.0, 5.0]), torch.tensor([NAN, 2.5, 8.0, 0.0, 9.0])
+    for right in (False, True):
+        agree(lambda r, v, right=right: torch.searchsorted(r, v, right=right), lambda: (rows, values))
+        agree(lambda r, v, right=right: torch.bucketize(v, r, right=right), lambda: (rows, values))

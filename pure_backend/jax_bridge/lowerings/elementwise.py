@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -24,6 +26,7 @@ from pure_backend.jax_bridge.lowerings.values import (
     sgn,
     wide,
     wide_dtype,
+    with_tangent,
 )
 
 _UNARY = {
@@ -47,7 +50,7 @@ _UNARY = {
     "log": jnp.log,
     "log10": jnp.log10,
     "log1p": jnp.log1p,
-    "log2": jnp.log2,
+    "log2": with_tangent(jnp.log2, lambda x, t: t / x * (1 / math.log(2))),  # XLA would join two divisors, and underflow
     "reciprocal": lambda x: 1 / x,
     "rsqrt": lax.rsqrt,
     "sin": jnp.sin,

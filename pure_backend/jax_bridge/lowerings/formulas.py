@@ -17,6 +17,7 @@ _REDUCTIONS = {
     "linalg_vector_norm",
     "logcumsumexp",
     "mvlgamma",
+    "renorm",
     "std",
     "std_mean",
     "var",
@@ -41,11 +42,25 @@ _SELECTIONS = {  # they have ties
     ),
 }
 _ELEMENTWISE = {
-    *("_prelu_kernel", "copysign", "fmod", "glu", "i0", "i0e", "i1", "i1e", "logaddexp", "logaddexp2", "logit"),
-    *("polar", "remainder", "rsqrt", "sinc", "xlog1py", "xlogy"),
+    *(
+        "_prelu_kernel",
+        "copysign",
+        "fmod",
+        "glu",
+        "hypot",
+        "i0",
+        "i0e",
+        "i1",
+        "i1e",
+        "lgamma",
+        "logaddexp",
+        "logaddexp2",
+        "logit",
+    ),
+    *("polar", "remainder", "rsqrt", "sinc", "special_entr", "special_log_ndtr", "special_ndtri", "xlog1py", "xlogy"),
 }
 _LINEAR_ALGEBRA = {"cholesky_inverse", "cholesky_solve"}
-_LOSSES = {"binary_cross_entropy"}
+_LOSSES = {"binary_cross_entropy", "huber_loss", "smooth_l1_loss"}
 _NAMES = frozenset(_REDUCTIONS | _SELECTIONS | _ELEMENTWISE | _LINEAR_ALGEBRA | _LOSSES)
 
 

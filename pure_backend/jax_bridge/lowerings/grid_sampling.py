@@ -22,6 +22,8 @@ def grid_sampler(site: Site, image, grid, interpolation_mode, padding_mode, alig
     image = wide(image)
     points = [wide(grid)[..., -1 - d].reshape(grid.shape[0], -1) for d in range(len(sizes))]
     points = [_place(p, size, align_corners) for p, size in zip(points, sizes, strict=True)]
+    if len(sizes) == 3:  # torch's loop over volumes takes what is no number for a place outside
+        points = [_numbers(p, size, padding_mode) for p, size in zip(points, sizes, strict=True)]
     taps = {_LINEAR: _linear, _NEAREST: _nearest, _CUBIC: _cubic}[interpolation_mode]
     each = [taps(p, size, padding_mode, align_corners) for p, size in zip(points, sizes, strict=True)]
     total = sum(_at(image, corner, padding_mode) for corner in itertools.product(*each))
@@ -30,7 +32,12 @@ def grid_sampler(site: Site, image, grid, interpolation_mode, padding_mode, alig
 
 def _place(x, size: int, align_corners: bool):
     """Coordinates in [-1, 1] as places among the elements."""
-    return (x + 1) / 2 * (size - 1) if align_corners else ((x + 1) * size - 1) / 2
+    return (x + 1) * ((size - 1) / 2) if align_corners else (x + 1) * (size / 2) - 0.5
+
+
+def _numbers(x, size: int, padding: int):
+    """Places with those that are none moved outside, or to the last element."""
+    return jnp.where(jnp.isnan(x) | (padding == _ZEROS) & jnp.isinf(x), -2 if padding == _ZEROS else size - 1, x)
 
 
 def _linear(x, size: int, padding: int, align_corners: bool):

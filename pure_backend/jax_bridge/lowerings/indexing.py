@@ -294,16 +294,31 @@ def searchsorted(site: Site, sequence, values, *, out_int32=False, right=False, 
     if sorter is not None:
         sequence = jnp.take_along_axis(sequence, sorter, axis=-1)
     if sequence.ndim == 1:
-        return jnp.searchsorted(sequence, values, side=side)
+        return _bisected(sequence, values, side)
     rows, queries = sequence.reshape(-1, sequence.shape[-1]), values.reshape(-1, values.shape[-1])
-    found = jax.vmap(lambda row, query: jnp.searchsorted(row, query, side=side))(rows, queries)
-    return found.reshape(values.shape)
+    return jax.vmap(lambda row, query: _bisected(row, query, side))(rows, queries).reshape(values.shape)
+
+
+def _bisected(row, values, side: str):
+    """Where torch's bisection ends: a NaN is sought behind everything, and an unsorted row has its answer too."""
+    compare = jnp.greater if side == "right" else jnp.greater_equal
+
+    def halve(_, bounds):
+        low, high = bounds
+        middle = (low + high) // 2
+        behind = (low < high) & ~compare(row[jnp.minimum(middle, row.size - 1)], values)
+        return jnp.where(behind, middle + 1, low), jnp.where(behind, high, jnp.minimum(middle, high))
+
+    low = jnp.zeros(values.shape, jnp.int64)
+    if row.size == 0:
+        return low
+    return lax.fori_loop(0, row.size.bit_length(), halve, (low, jnp.full_like(low, row.size)))[0]
 
 
 @lowers("bucketize", "aten::bucketize")
 def bucketize(site: Site, x, boundaries, *, out_int32=False, right=False):
     """Positions among boundaries."""
-    return jnp.searchsorted(boundaries, jnp.asarray(x), side="right" if right else "left")
+    return _bisected(boundaries, jnp.asarray(x), "right" if right else "left")
 
 
 @lowers("argsort")

@@ -104,6 +104,14 @@ def _nll(logits, target, weight, ignore_index: int, reduction: str):
     return jnp.sum(loss) if reduction == "sum" else jnp.sum(loss) / jnp.sum(scale)
 
 
+@lowers("aten::smooth_l1_loss_backward")
+def smooth_l1_loss_backward(site: Site, grad, x, target, reduction, beta):
+    """The gradient of its first argument; NaN where the difference is."""
+    gap = wide(x) - wide(target)
+    slope = jnp.where(gap <= -beta, -1, jnp.where(gap >= beta, 1, gap / beta))
+    return grad * slope / (gap.size if _REDUCTIONS[reduction] == "mean" else 1)
+
+
 @lowers("aten::multi_margin_loss")
 def multi_margin_loss(site: Site, x, target, p=1, margin=1, weight=None, reduction=1):
     """Hinge loss of class indices: `x: f[classes]` or `f[batch, classes]`."""

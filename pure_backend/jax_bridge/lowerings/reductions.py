@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pure_backend.jax_bridge.lowerings.registry import Site, lowers
-from pure_backend.jax_bridge.lowerings.values import as_array, axes, keep_gradient_of, magnitude, real_dtype, wide
+from pure_backend.jax_bridge.lowerings.values import as_array, axes, keep_gradient_of, magnitude, real_dtype, wide, with_tangent
 
 
 def _accumulate(x, site: Site):
@@ -283,10 +283,26 @@ lowers("cummin")(_running_extreme(jnp.less_equal))
 @lowers("cdist", "aten::_cdist_forward")
 def cdist(site: Site, x1, x2, p=2.0, compute_mode=None):
     """Distances of all pairs of rows: `f[..., n, d], f[..., m, d] -> f[..., n, m]`; equal rows have gradient 0."""
-    gaps = x1[..., :, None, :] - x2[..., None, :, :]
+    return _lengths(site, x1[..., :, None, :] - x2[..., None, :, :], p)
+
+
+@lowers("aten::_pdist_forward")
+def pdist(site: Site, x, p=2.0):
+    """Distances of each row to those behind it: `f[n, d] -> f[n * (n - 1) / 2]`."""
+    first, second = jnp.triu_indices(x.shape[0], 1)
+    return _lengths(site, x[first] - x[second], p)
+
+
+def _lengths(site: Site, gaps, p):
+    """Norms along the last dimension as distances have them: what is NaN counts as one, and has a NaN as gradient."""
     if p == 0:
         return jnp.sum(jnp.minimum(jnp.ceil(jnp.abs(gaps)), 1), -1)
+    if p == 1:
+        return jnp.sum(_absolute(gaps), -1)
     return norm(site, gaps, p, -1)
+
+
+_absolute = with_tangent(jnp.abs, lambda x, t: t * jnp.sign(x))
 
 
 @lowers("count_nonzero")

@@ -62,14 +62,15 @@ def _divided(total, count):
 
 
 def _extreme(x, src, own, put, how: str):
-    """The largest or smallest; elements that tie share the gradient."""
+    """The largest or smallest; elements that tie share the gradient, also with an element of `x` that takes no part."""
     worst = _worst(x.dtype, how)
     best = lax.stop_gradient(put(jnp.where(own, x, worst), src, how))
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         return best
-    here = own & (x == best)
+    ties = x == best
+    here = own & ties
     there = src == _read_back(best, src, put)
-    count = put(here.astype(x.dtype), there.astype(x.dtype), "add")
+    count = put(ties.astype(x.dtype), there.astype(x.dtype), "add")
     shared = put(jnp.where(here, x, 0), jnp.where(there, src, 0), "add") / jnp.maximum(count, 1)
     return keep_gradient_of(best, shared)
 
@@ -88,7 +89,7 @@ def _read_back(target, src, put):
 
 
 def _product(put_at, x, src, index):
-    """The product; where one factor is zero, its gradient is the product of the others."""
+    """The product, with the gradient of torch's `scatter_reduce_backward`: by division, but at zeros."""
     if jnp.issubdtype(x.dtype, jnp.inexact):
         return _float_product(put_at, x, src, index)
     return put_at(index, x, src, "multiply")
@@ -103,9 +104,10 @@ def _float_product(put_at, x, src, index):
 def _float_product_jvp(put_at, primals, tangents):
     x, src, index = primals
     put = functools.partial(put_at, index)
-    zeros = put((x == 0).astype(x.dtype), (src == 0).astype(x.dtype), "add")
-    others = put(jnp.where(x == 0, 1, x), jnp.where(src == 0, 1, src), "multiply")
-    smooth = put(tangents[0] / jnp.where(x == 0, 1, x), tangents[1] / jnp.where(src == 0, 1, src), "add")
-    at_zero = put(jnp.where(x == 0, tangents[0], 0), jnp.where(src == 0, tangents[1], 0), "add")
-    change = others * jnp.where(zeros == 0, smooth, jnp.where(zeros == 1, at_zero, 0))
-    return put(x, src, "multiply"), change
+    result, safe_x, zero = put(x, src, "multiply"), jnp.where(x == 0, 1, x), src == 0
+    zeros = _read_back(put(jnp.zeros_like(x), zero.astype(x.dtype), "add"), src, put)
+    single = zero & (zeros == 1)
+    others = _read_back(put(x, jnp.where(single, 1, src), "multiply"), src, put)
+    by_x = put(safe_x, src, "multiply") / safe_x
+    by_src = jnp.where(single, others, _read_back(result, src, put) / jnp.where(zero, 1, src))
+    return result, put(tangents[0] * by_x, tangents[1] * by_src, "add")

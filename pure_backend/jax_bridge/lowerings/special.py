@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from pure_backend.jax_bridge.lowerings.registry import Site, lowers
-from pure_backend.jax_bridge.lowerings.values import wide
+from pure_backend.jax_bridge.lowerings.values import wide, with_tangent
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -53,6 +53,67 @@ def polygamma_(site: Site, n, x):
     """Torch's argument order, or that of the method."""
     n, x = (x, n) if isinstance(n, jax.Array) else (n, x)
     return polygamma(n, wide(x.astype(site.dtype)))
+
+
+@lowers("special_erfcx")
+def erfcx(site: Site, x):
+    """`exp(x ** 2) * erfc(x)`, which is finite for all positive numbers."""
+    return _erfcx(wide(x.astype(site.dtype)))
+
+
+def _scaled_complement(x):
+    """Left of zero by reflection, near zero as defined, and farther right by a continued fraction (DLMF 7.9.1)."""
+    right = jnp.abs(x)
+    near = jnp.exp(jnp.square(jnp.minimum(right, 2))) * lax.erfc(jnp.minimum(right, 2))
+    last = lax.fori_loop(0, _TERMS, lambda i, f: right + (_TERMS - i) / (2 * f), jnp.maximum(right, 2))
+    value = jnp.where(right < 2, near, 1 / (math.sqrt(math.pi) * last))
+    return jnp.where(x < 0, 2 * jnp.exp(x * x) - value, value)
+
+
+_TERMS = 100  # right to f64's rounding from 2 on
+_erfcx = with_tangent(_scaled_complement, lambda x, t: t * (2 * x * _erfcx(x) - 2 / math.sqrt(math.pi)))
+
+
+@lowers("special_modified_bessel_i1")
+def modified_bessel_i1(site: Site, x):
+    """torch's other name for `i1`; torchax's function is wrong left of -8."""
+    return jax.scipy.special.i1(wide(x.astype(site.dtype)))
+
+
+@lowers("special_zeta")
+def zeta(site: Site, x, q):
+    """The Hurwitz zeta function, with torch's poles and NaN."""
+    x, q = (wide(jnp.asarray(a).astype(site.dtype)) for a in (x, q))
+    left = q <= 0
+    value = jnp.where(left & (x != jnp.floor(x)), jnp.nan, lax.zeta(x, q))
+    value = jnp.where(left & (q == jnp.floor(q)), jnp.inf, value)
+    return jnp.where(x == 1, jnp.inf, jnp.where(x < 1, jnp.nan, value))
+
+
+def _incomplete_gamma(compute, lower: bool):
+    """An incomplete gamma function with torch's limits where an argument is zero or infinite."""
+
+    def lower_to_jax(site: Site, a, x):
+        a, x = (wide(jnp.asarray(v).astype(site.dtype)) for v in (a, x))
+        nothing, everything = (0, 1) if lower else (1, 0)
+        value = jnp.where(jnp.isinf(x), everything, compute(a, x))
+        value = jnp.where(jnp.isinf(a), jnp.where(jnp.isinf(x), jnp.nan, nothing), value)
+        value = jnp.where(x == 0, nothing, value)
+        value = jnp.where(a == 0, jnp.where(x > 0, everything, jnp.nan), value)
+        return jnp.where((a < 0) | (x < 0) | jnp.isnan(a) | jnp.isnan(x), jnp.nan, value)
+
+    return lower_to_jax
+
+
+lowers("igamma", "special_gammainc")(_incomplete_gamma(lax.igamma, lower=True))
+lowers("igammac", "special_gammaincc")(_incomplete_gamma(lax.igammac, lower=False))
+
+
+@lowers("aten::logit_backward")
+def logit_backward(site: Site, grad, x, eps=None):
+    """The gradient of `logit`: NaN outside of [0, 1], or 0 outside of [eps, 1 - eps]."""
+    low, high, outside = (0, 1, jnp.nan) if eps is None else (eps, 1 - eps, 0)
+    return jnp.where((x >= low) & (x <= high), grad / (x * (1 - x)), outside)
 
 
 @lowers("special_log_ndtr")
