@@ -16,7 +16,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 TORCHAX := 0.0.13
 SITE = $(@D)/lib/python3.11/site-packages
 
-.PHONY: help demo test lint conformance bench env clean
+.PHONY: help demo test lint conformance bench env newest dist clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
@@ -42,6 +42,23 @@ bench: .venv/.stamp ## run every benchmark (15 minutes) and write docs/benchmark
 env: .venv/.stamp .venv-latest/.stamp ## make both environments and report what they hold
 	.venv/bin/python -m pure_backend env
 	.venv-latest/bin/python -m pure_backend env
+
+newest: ## make .venv-newest of whatever torch and jax are newest today, and run the suite in it
+	$(PYTHON) -m venv .venv-newest
+	sed -n 's/==.*//p' requirements/latest.lock | .venv-newest/bin/python -m pip install --quiet --upgrade -r /dev/stdin
+	.venv-newest/bin/python -m pip install --quiet --upgrade --force-reinstall --no-deps torchax
+	.venv-newest/bin/python -m pip install --quiet --no-deps -e .
+	.venv-newest/bin/python -m pure_backend env
+	.venv-newest/bin/python -m pytest -m "not xla" $(PYTEST_ARGS)
+
+dist: ## build the wheel and the source distribution, install the wheel into an empty environment, and check it there
+	rm -rf dist .venv-dist
+	$(PYTHON) -m venv .venv-dist
+	.venv-dist/bin/python -m pip install --quiet build
+	.venv-dist/bin/python -m build
+	$(PYTHON) -m venv --clear .venv-dist
+	.venv-dist/bin/python -m pip install --quiet dist/*.whl
+	cd dist && ../.venv-dist/bin/python -m pure_backend check
 
 clean: ## remove caches and build products; the environments stay
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

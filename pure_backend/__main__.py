@@ -34,6 +34,11 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     env = commands.add_parser("env", help="show versions, runtimes and problems; exit code 1 if there are problems")
     env.set_defaults(run=_env)
+    check = commands.add_parser(
+        "check", help="compile small programs on every device that is there; exit code 1 if one is wrong"
+    )
+    check.add_argument("--device", choices=["cpu", "cuda", "xla"], help="only on this device")
+    check.set_defaults(run=_check)
     explain = commands.add_parser("explain", help="show what the compiler makes of a function", description=_EXPLAIN)
     explain.add_argument("target", metavar="FILE:FUNCTION")
     explain.add_argument("--html", metavar="PATH", help="also write the report as a page, with a picture of each graph")
@@ -67,8 +72,22 @@ def _env(args: argparse.Namespace) -> int:
     environment = report_environment()
     rich.print(environment)
     for problem in environment.problems:  # not through rich, which would break a command over two lines
-        print(f"problem: {problem.what}\n   fix: {problem.fix}")
+        print(f"problem: {problem.what}\n   mend: {problem.mend}")
     return 1 if environment.problems else 0
+
+
+def _check(args: argparse.Namespace) -> int:
+    import rich
+
+    from pure_backend.check import devices, report, run_checks
+
+    chosen = [device for device in devices() if args.device in (None, device.type)]
+    if not chosen:
+        print(f"no {args.device} device that both torch and JAX can use: python -m pure_backend env", file=sys.stderr)
+        return 2
+    outcomes = [outcome for device in chosen for outcome in run_checks(device)]
+    rich.print(report(outcomes))
+    return 1 if any(outcome.problem for outcome in outcomes) else 0
 
 
 def _explain(args: argparse.Namespace) -> int:
