@@ -72,7 +72,7 @@ def _env(args: argparse.Namespace) -> int:
     environment = report_environment()
     rich.print(environment)
     for problem in environment.problems:  # not through rich, which would break a command over two lines
-        print(f"problem: {problem.what}\n   mend: {problem.mend}")
+        print(f"problem: {problem.what}\n   fix: {problem.fix}")
     return 1 if environment.problems else 0
 
 

@@ -60,8 +60,8 @@ RIGHT_JAXLIB = "pip install 'jax>=0.8.2,<0.11' 'jaxlib>=0.8.2,<0.11'"
 def check_cpu_client() -> None:
     """Refuse a jaxlib whose results on CPU depend on more than the values of the inputs.
 
-    XLA's option `xla_cpu_use_xnnpack=False` mends its products, but not its runs on several devices, and our tests know no such
-    version: so it is refused, not mended.
+    XLA's option `xla_cpu_use_xnnpack=False` fixes its products, but not its runs on several devices, and our tests know no such
+    version: so it is refused, not fixed.
 
     Raises:
         EnvironmentMismatchError: The jaxlib that is imported `keeps_products_by_address`.
@@ -198,7 +198,7 @@ def xla_client() -> Any:
 
 @functools.cache
 def _silence_precision_warning() -> None:
-    """Torch 2.9 warns once a process when its matmul precision is *read*; the advice is for who sets it."""
+    """Torch 2.9 warns once per process when its matmul precision is *read*; the advice is for who sets it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.get_float32_matmul_precision()

@@ -67,4 +67,4 @@ class AccuracyError(PureBackendError):
 
 
 class EnvironmentMismatchError(PureBackendError):
-    """The installed packages do not fit together; the message has the command that mends them."""
+    """The installed packages do not match; the message has the command that fixes them."""

@@ -29,7 +29,7 @@ DEVICES = ["cpu", pytest.param("xla", marks=pytest.mark.xla)] if HAS_XLA else ["
 
 
 def pytest_configure(config):
-    """Let pass the warnings that are neither ours nor the user's to mend."""
+    """Let pass the warnings that are neither ours nor the user's to fix."""
     for line in DYNAMO_WARNINGS:
         config.addinivalue_line("filterwarnings", line)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -116,8 +115,7 @@ class Plan(CallPlan):
 
     def gather(self, args: Sequence[Any]) -> list[torch.Tensor]:
         """The program's inputs."""
-        with torch.set_grad_enabled(bool(self.program.inputs)) if self.inputs.stacks else contextlib.nullcontext():
-            tensors = self.inputs.gather(args)
+        tensors = self.inputs.gather(args, bool(self.program.inputs))
         for place, before, extent in self.storages:
             tensors[place] = _storage_of(tensors[place], before, extent)
         for place in self.moved:  # CPU scalars beside tensors on an accelerator

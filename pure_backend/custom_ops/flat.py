@@ -1,4 +1,4 @@
-"""JAX functions of flat tensors, run eagerly: traced, differentiated and lowered once a signature, as any program is."""
+"""JAX functions of flat tensors, run eagerly: traced, differentiated and lowered once per signature, as any program is."""
 
 from __future__ import annotations
 

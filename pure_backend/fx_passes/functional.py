@@ -95,11 +95,13 @@ class Inputs:
         """The inputs that these arguments are."""
         return frozenset(self.position[argument] for argument in arguments)
 
-    def gather(self, args: Sequence[Any]) -> list[Any]:
-        """The inputs of a call."""
+    def gather(self, args: Sequence[Any], grad: bool) -> list[Any]:
+        """The inputs of a call; `grad` says whether autograd records how they are stacked."""
         inputs = [args[i] for i in self.firsts]
-        for i, arguments in self.stacks:
-            inputs[i] = torch.stack([args[argument] for argument in arguments])
+        if self.stacks:
+            with torch.set_grad_enabled(grad):
+                for i, arguments in self.stacks:
+                    inputs[i] = torch.stack([args[argument] for argument in arguments])
         return inputs
 
 

@@ -49,7 +49,7 @@ def functionalize(gm: fx.GraphModule) -> Functional:
 def functionalize_body(gm: fx.GraphModule) -> fx.GraphModule:
     """Turn the propagated body of a higher-order operator into a function of values.
 
-    Its outputs are one a leaf, and then the new value of each input that it writes.
+    Its outputs are one per leaf, and then the new value of each input that it writes.
 
     Raises:
         UnsupportedOperatorError: Inputs that the body writes overlap.
@@ -66,6 +66,16 @@ def functionalize_body(gm: fx.GraphModule) -> fx.GraphModule:
 
 @dataclasses.dataclass
 class _Cell:
+    """The present value of a storage.
+
+    Attributes:
+        base: Where the value lies in the storage; other tensors on it are read through their strides from there.
+        node: The node of the new graph that computes it.
+        requires_grad: Whether the value carries a gradient.
+        recorded: Whether autograd recorded a write, so that an input that is written gets a history.
+        written: Whether there was a write, so that an input has to be written back.
+    """
+
     base: Geometry
     node: fx.Node
     requires_grad: bool
@@ -83,6 +93,23 @@ def _by_storage(placeholders: list[fx.Node]) -> dict[int | None, list[fx.Node]]:
 
 
 class _Pass:
+    """One walk over the old graph that makes the new one.
+
+    Whoever wants the value of an old node asks `read`, never `env`: its storage may have been written since the node ran.
+
+    Attributes:
+        env: For each old node its new one. Views of a cell, and plain numbers, have none.
+        cells: The cell of each storage, from the first node on it that is seen.
+        with_cells: The storages that have one; nodes on others are copied as they are.
+        creators: The first node on each storage: an input, or the one that allocated it.
+        strided: What `as_strided` shows of each storage; it may lie outside of its argument.
+        reads: For each old node the cell's value at its last read, and what the read gave: the same until the next write.
+        geometries: Where old nodes lie that were given another shape in place.
+        detached: Old nodes that autograd does not connect with their storage, although the cell may carry a gradient.
+        runtime_scalars: Old nodes whose value is a number of the call; other numbers are constants.
+        storage_inputs: See `Functional`.
+    """
+
     def __init__(self, gm: fx.GraphModule) -> None:
         self.gm = gm
         self.graph = fx.Graph()
@@ -136,7 +163,7 @@ class _Pass:
             self.restride(arg, geometry)
         for arg in known.cut:
             self.cut(arg, node)
-        if known.writes:
+        if known.writes:  # before views: an operator in place returns what it wrote
             return self.visit_write(node)
         if storage in self.cells:
             return self.visit_view(node)
@@ -258,7 +285,7 @@ class _Pass:
         if not geometry.same_place(cell.base):
             where = (_portable(cell.base), _portable(geometry))
             value = self.emit(functional_ops.write_view, (old, value, *where), at, facts(old).value)
-        if arg not in facts(at).recorded or arg in self.detached:
+        if arg not in facts(at).recorded or arg in self.detached:  # eager goes on with the gradient of before the write
             if cell.requires_grad:
                 value = self.emit(functional_ops.keep_gradient, (value, old), at, facts(old).value)
             elif not facts(at).grad:
@@ -275,7 +302,7 @@ class _Pass:
         if cell is None:
             return self.env[node] if node in self.env else facts(node).value
         at, seen = self.reads.get(node, (None, None))
-        if at is cell.node:
+        if at is cell.node:  # nobody wrote since
             return seen
         result = cell.node
         if not geometry.same_place(cell.base):

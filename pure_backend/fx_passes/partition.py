@@ -141,7 +141,7 @@ class _Builder:
 
 
 def for_arguments(stage: Stage, spec: pytree.TreeSpec, floats: Sequence[bool]) -> fx.GraphModule:
-    """A pure stage's graph, with one placeholder a leaf of its arguments.
+    """A pure stage's graph, with one placeholder per leaf of its arguments.
 
     What an eager node hands over need not be a tensor. Of a tuple each element becomes an input. A Python float becomes a
     tensor and an `item()` of it, as Dynamo spells a float that may change, so that a new value compiles nothing.

@@ -44,7 +44,7 @@ def propagate(gm: fx.GraphModule, args: Sequence[Any], mode: FakeTensorMode, low
 
     Args:
         gm: A graph that may be annotated.
-        args: One value a placeholder: fake tensors of `mode`, ints, floats, None, or `Unknown`.
+        args: One value per placeholder: fake tensors of `mode`, ints, floats, None, or `Unknown`.
         mode: The fake mode the tensors belong to.
         lowerable: Whether an operator that is not torch's own has a JAX implementation.
 

@@ -1,4 +1,4 @@
-"""What is installed, which runtimes it offers, and what does not fit together.
+"""What is installed, which runtimes it offers, and what does not match.
 
 Versions come from metadata and files, never from importing a package: a mixed torchax may not import at all,
 and a sound one changes global settings when it does.
@@ -27,15 +27,15 @@ Versions = Mapping[str, str | None]
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that does not fit together.
+    """Packages or settings that do not match.
 
     Attributes:
         what: What is wrong, with the versions seen.
-        mend: The shell command that mends it.
+        fix: The shell command that fixes it.
     """
 
     what: str
-    mend: str
+    fix: str
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Environment:
     Attributes:
         versions: Package to version, None where it is not installed; Python is one of the entries.
         runtimes: Runtime (`jax`, `xla`) to the platforms it offers; a runtime that did not start is absent.
-        problems: What does not fit together; empty in a sound environment.
+        problems: What does not match; empty in a sound environment.
     """
 
     versions: Versions
@@ -76,7 +76,7 @@ def report_environment() -> Environment:
 
     Example:
         >>> for problem in report_environment().problems:
-        ...     print(problem.what, problem.mend, sep="\\n")
+        ...     print(problem.what, problem.fix, sep="\\n")
     """
     versions = {name: _installed_version(name) for name in REQUIRED + OPTIONAL}
     problems = list(find_problems(versions, _compat.torchax_version(), _libtpu_of_jax()))
@@ -93,7 +93,7 @@ def report_environment() -> Environment:
 
 
 def find_problems(versions: Versions, torchax_files: str | None, libtpu_of_jax: str | None = None) -> Iterator[Problem]:
-    """Find what is missing or does not fit together, from the versions alone.
+    """Find what is missing or does not match, from the versions alone.
 
     Args:
         versions: Every package of `REQUIRED` and `OPTIONAL` to its version, None where it is not installed.

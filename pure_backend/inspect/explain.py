@@ -13,7 +13,8 @@ from torch import fx
 
 from pure_backend import counters
 from pure_backend.errors import DeviceError
-from pure_backend.inspect.report import Break, Graph, Node, Partition, Report
+from pure_backend.inspect.found import Break, Graph, Node, Partition
+from pure_backend.inspect.report import Report
 from pure_backend.inspect.wrappers import unseen
 from pure_backend.ir.describe import describe_value, target_name
 from pure_backend.ir.facts import facts, origin
@@ -234,7 +235,7 @@ def _report(captures: Sequence[_Capture], breaks: Sequence[Break], statistics: c
         nodes = _nodes(gm, values, places, {impurity.node: impurity for impurity in impurities})
         reason = next((plan.reason for plan in capture.specializations.known() if plan.reason), "")
         graphs.append(Graph(nodes, impurities, reason))
-    return Report(graphs, partitions, programs, breaks, statistics, result)
+    return Report(tuple(graphs), tuple(partitions), tuple(breaks), statistics, tuple(programs), result)
 
 
 def _partition(graph: int, nodes: int, program: Program, write_backs: int, sides: Sides) -> Partition:

@@ -5,17 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
+from pure_backend.inspect.found import Break, Found, Graph
 from pure_backend.inspect.picture import COLOURS, picture
-from pure_backend.inspect.report import (
-    NO_GRAPH,
-    PARTITION_COLUMNS,
-    Break,
-    Graph,
-    Report,
-    counter_line,
-    partition_rows,
-    seconds_line,
-)
+from pure_backend.inspect.tables import NO_GRAPH, PARTITION_COLUMNS, counter_line, partition_rows, seconds_line
 
 _STYLE = """
 :root {
@@ -52,7 +44,7 @@ svg rect { fill: var(--box); stroke: var(--line) }
 """
 
 
-def page(report: Report) -> str:
+def page(report: Found) -> str:
     """The page of a report."""
     return "\n".join(
         (
@@ -79,7 +71,7 @@ def _colours() -> str:
     )
 
 
-def _sections(report: Report) -> Iterator[str]:
+def _sections(report: Found) -> Iterator[str]:
     if not report.graphs:
         yield f"<p>{escape(NO_GRAPH)}</p>"
     if report.partitions:
@@ -94,7 +86,7 @@ def _sections(report: Report) -> Iterator[str]:
     yield from (_graph(number, graph, report) for number, graph in enumerate(report.graphs))
 
 
-def _graph(number: int, graph: Graph, report: Report) -> str:
+def _graph(number: int, graph: Graph, report: Found) -> str:
     partitions = [i for i, partition in enumerate(report.partitions) if partition.graph == number]
     legend = [_swatch(f"p{i % len(COLOURS)}", f"partition {i}") for i in partitions]
     legend += [_swatch("impure", "impure")] if graph.impurities else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from pure_backend.inspect.report import Graph, Node
+from pure_backend.inspect.found import Graph, Node
 
 COLOURS = (210, 140, 35, 275, 180, 330, 90, 240)
 """The hues of partitions, in degrees."""

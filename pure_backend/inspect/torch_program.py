@@ -17,7 +17,7 @@ from pure_backend.pipeline import normalize
 
 
 @dataclasses.dataclass(frozen=True)
-class Captured:
+class NamedProgram:
     """A program with names.
 
     Attributes:
@@ -50,7 +50,7 @@ class _Stop(Exception):
         self.args_of_graph = args
 
 
-def capture(fn: Any, args: tuple, kwargs: dict[str, Any], donate: tuple[int, ...], backward: bool) -> Captured:
+def capture(fn: Any, args: tuple, kwargs: dict[str, Any], donate: tuple[int, ...], backward: bool) -> NamedProgram:
     """The forward or the backward of a torch function.
 
     Args:
@@ -81,7 +81,7 @@ def capture(fn: Any, args: tuple, kwargs: dict[str, Any], donate: tuple[int, ...
     given_away |= {place[_position(args, i, stop.args_of_graph)] for i in donate}
     outputs = output_names(program.outputs, written, names)
     residuals = [f"residual {i}" for i in range(len(program.forward_jaxpr.jaxpr.outvars) - program.outputs)]
-    return Captured(program.forward_jaxpr, names, (*outputs, *residuals), tuple(sorted(given_away)), written)
+    return NamedProgram(program.forward_jaxpr, names, (*outputs, *residuals), tuple(sorted(given_away)), written)
 
 
 def _captured(fn: Any, args: tuple, kwargs: dict[str, Any]) -> _Stop:
@@ -103,14 +103,14 @@ def _captured(fn: Any, args: tuple, kwargs: dict[str, Any]) -> _Stop:
     raise ValueError("compile_for_tpu: the function has no tensor operation")
 
 
-def _backward(program: Any, names: tuple[str, ...]) -> Captured:
+def _backward(program: Any, names: tuple[str, ...]) -> NamedProgram:
     if not program.inputs:
         raise ValueError("compile_for_tpu: nothing requires a gradient: set requires_grad on an argument or a parameter")
     outputs = [i for i, carries in enumerate(program.differentiable) if carries]
     jaxpr = program.backward_jaxpr((True,) * len(outputs))
     residuals = [f"residual {r.fresh}" if r.input is None else names[r.input] for r in program.derivative.residuals]
     inputs = (*residuals, *(f"cotangent {i}" for i in outputs))
-    return Captured(jaxpr, inputs, tuple(f"gradient of {names[i]}" for i in program.inputs), (), {})
+    return NamedProgram(jaxpr, inputs, tuple(f"gradient of {names[i]}" for i in program.inputs), (), {})
 
 
 def _position(args: tuple, number: int, graph_args: tuple) -> int:

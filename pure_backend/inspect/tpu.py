@@ -17,7 +17,7 @@ from pure_backend import _compat
 from pure_backend.custom_ops.jax_op import CustomOpDef, InPlaceOp
 from pure_backend.inspect import hlo
 from pure_backend.inspect.topology import tpu_device
-from pure_backend.inspect.torch_program import Captured, capture, output_names
+from pure_backend.inspect.torch_program import NamedProgram, capture, output_names
 from pure_backend.ir.positions import with_values
 from pure_backend.jax_bridge.avals import to_aval
 from pure_backend.jax_bridge.frames import in_bare_thread
@@ -158,7 +158,7 @@ def compile_for_tpu(
     )
 
 
-def _lowered(program: Captured, device: Any) -> tuple[Any, tuple[str, ...], tuple[str, ...]]:
+def _lowered(program: NamedProgram, device: Any) -> tuple[Any, tuple[str, ...], tuple[str, ...]]:
     """JAX's lowered stage for a device, with the names of its arguments and results.
 
     Results that are written into arguments come first, in the order of those: `jax.jit` lets donated arguments meet results of
@@ -187,8 +187,8 @@ def _lowered(program: Captured, device: Any) -> tuple[Any, tuple[str, ...], tupl
 class _Call:
     """The two programs of a call."""
 
-    forward: Callable[[], Captured]
-    backward: Callable[[], Captured]
+    forward: Callable[[], NamedProgram]
+    backward: Callable[[], NamedProgram]
 
 
 def _call(fn: Any, args: tuple, kwargs: dict[str, Any], donate: Sequence[int]) -> _Call:
@@ -249,12 +249,12 @@ def _flat_call(
     with _compat.x64():
         avals = [to_aval(a) if isinstance(a, torch.Tensor) else jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays]
 
-    def forward() -> Captured:
+    def forward() -> NamedProgram:
         with scope():
             jaxpr = jax.make_jaxpr(lambda *values: tuple(function(*values)))(*avals)
-        return Captured(jaxpr, tuple(names), output_names(len(jaxpr.jaxpr.outvars), written, names), donated, written)
+        return NamedProgram(jaxpr, tuple(names), output_names(len(jaxpr.jaxpr.outvars), written, names), donated, written)
 
-    def backward() -> Captured:
+    def backward() -> NamedProgram:
         wanted = [i for i, aval in enumerate(avals) if jnp.issubdtype(aval.dtype, jnp.inexact)]
         with scope():
             results = jax.eval_shape(lambda *values: tuple(function(*values)), *avals)
@@ -263,7 +263,7 @@ def _flat_call(
                 raise ValueError("compile_for_tpu: no result depends on a floating-point array, so there is no gradient")
             jaxpr = jax.make_jaxpr(_gradient(function, wanted, carrying))(avals, [results[i] for i in carrying])
         inputs = (*names, *(f"cotangent {i}" for i in carrying))
-        return Captured(jaxpr, inputs, tuple(f"gradient of {names[i]}" for i in wanted), (), {})
+        return NamedProgram(jaxpr, inputs, tuple(f"gradient of {names[i]}" for i in wanted), (), {})
 
     return _Call(forward, backward)
 

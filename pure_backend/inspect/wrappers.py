@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pure_backend.inspect.report import Break
+from pure_backend.inspect.found import Break
 
 _WHY = (
     "Explanation: The wrapper's own frames are not captured, and from such a frame Dynamo enters no module whose forward is "

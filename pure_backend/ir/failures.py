@@ -23,7 +23,7 @@ from pure_backend.errors import (
 )
 from pure_backend.ir.impurity import Impurity
 
-# What the user has to mend, also where eager would go on.
+# What the user has to fix, even where eager would go on.
 _USERS = (AccuracyError, DeviceError, DonationError, EnvironmentMismatchError, ImpureFunctionError)
 _LONGEST = 2000  # characters of a message; XLA's can be megabytes
 
@@ -44,7 +44,7 @@ def failure(node: fx.Node, error: Exception) -> Impurity:
     """The impurity of a node at which a pass failed; call it where the error was caught.
 
     Raises:
-        Exception: The error itself, if it is the user's to mend, or if faults are raised.
+        Exception: The error itself, if it is the user's to fix, or if faults are raised.
     """
     if isinstance(error, ImpureGraphError):  # of a graph inside of the node
         return Impurity.of(node, "no lowering", f"inside of it: {error.impurities[0]}")

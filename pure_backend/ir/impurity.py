@@ -18,8 +18,8 @@ ADVICE = {
     "side effect": "move the effect outside of the compiled function",
     "collective": "keep communication outside of the compiled function, or shard with mark_sharding",
     "custom op": "give the operator a JAX implementation (pure_backend.jax_op)",
-    "fault": "please report it; with the error mended it runs in the program",
-    "raises": "if eager raises too, mend the call; else please report it",
+    "fault": "please report it; once the error is fixed the node runs in the program",
+    "raises": "if eager raises too, fix the call; else please report it",
     "suspected": "eager decides; if it does not raise, the node is compiled",
     "opt-out": "drop pure_backend.impure(...) from the function",
 }

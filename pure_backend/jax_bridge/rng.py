@@ -1,4 +1,4 @@
-"""One key a call, drawn from torch's own generator, so that `torch.manual_seed` reproduces and every call differs."""
+"""One key per call, drawn from torch's own generator, so that `torch.manual_seed` reproduces and every call differs."""
 
 from __future__ import annotations
 

@@ -63,6 +63,7 @@ def trace(gm: fx.GraphModule, avals: Sequence[jax.ShapeDtypeStruct]) -> tuple[An
 
     def function(arrays, key):
         walker = Walker(KeyStream(key))
+        # Only the outermost graph collects impurities: what fails in a body is told of the node that owns it.
         results = tuple(walker.run(gm, arrays, walker.node_or_impurity))
         if walker.impurities:
             raise ImpureGraphError(walker.impurities)
@@ -118,7 +119,7 @@ class Walker:
         return walker.run(gm, arrays)
 
     def run(self, gm: fx.GraphModule, arrays: Sequence[Any], step: Callable[..., Any] | None = None) -> list[Any]:
-        """The outputs of a graph, one a leaf, for the values of its tensor placeholders."""
+        """The outputs of a graph, one per leaf, for the values of its tensor placeholders."""
         step = step or self.node
         remaining = iter(arrays)
         env: dict[fx.Node, Any] = {}
@@ -189,7 +190,7 @@ class Walker:
         """What a node computes, differentiated as it is computed."""
         site = self.site(node, facts(node).value, node.args)
         lowering = lowerings.find(node.target)
-        result = NotImplemented
+        result = NotImplemented  # also a lowering's answer where it does not know these arguments
         if lowering is not None:
             bound_args, bound_kwargs = _bound(args, kwargs)
             result = lowering(site, *bound_args, **bound_kwargs)
@@ -220,7 +221,7 @@ class Walker:
         def graph():
             return backward_graph(call)
 
-        def backward(*values):
+        def backward(*values):  # "unchecked": the backward may contain the operator, and a check of it would not end
             return Walker(self.keys, self.shared, derivatives="unchecked").run(graph(), values)
 
         unique = call.unique(arrays)
@@ -237,9 +238,10 @@ class Walker:
         lowering = lowerings.find(op)
         base = name.endswith("_") and lowerings.find(name.rstrip("_")) if lowering is None else None
         bound_args, bound_kwargs = _bound(args, kwargs)
-        if lowering is not None and updates_arguments(lowering):
+        if lowering is not None and updates_arguments(lowering):  # it gives the result and the new values itself
             result, *new = lowering(self.site(node, out, node.args, writes), *bound_args, **bound_kwargs)
             return (self.conform(node, result, out), *self.conform(node, new, written))
+        # An operator in place is its functional form: `mul_` is `mul`, whose result is both the result and the new value.
         new = NotImplemented
         real = not isinstance(op, str) or hasattr(torch.Tensor, op)  # an element of a list operator goes by a name of ours
         derived = real and self.derives(node, name.rstrip("_"), written)  # as the functional operator, so decompose

@@ -148,6 +148,7 @@ class _Step:
     def __call__(self, inputs: list, hyper: jax.Array, states: list, key: jax.Array) -> tuple:
         wiring = self.wiring
         one = self.accumulated if wiring.micro_batches > 1 else self.gradients
+        # The loss of a micro-batch counts 1/n, as in a mean over the whole batch.
         inputs, loss, returned, grads = one(list(inputs), 1 / wiring.micro_batches, key)
         new = self.updated(inputs, grads, hyper, states, fold_data(key, _OF_THE_UPDATE))
         for (kind, i), value in zip(wiring.update_results, new, strict=True):
@@ -188,6 +189,7 @@ class _Step:
             return ([full[i] for i, _ in wiring.written], total + loss, sums), returned
 
         micros = [inputs[i].reshape(n, -1, *inputs[i].shape[1:]) for i in wiring.batch]
+        # The carry of the loop: what the loss writes (running statistics), the sum of losses, the sums of gradients.
         zero = jax.eval_shape(lambda: self.loss(*self.first(inputs), key)[wiring.loss])
         start = ([inputs[i] for i, _ in wiring.written], jnp.zeros((), zero.dtype), self.zeros(inputs))
         (written, total, grads), stacked = lax.scan(body, start, (jnp.arange(n, dtype=jnp.uint32), micros))

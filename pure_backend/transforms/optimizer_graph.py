@@ -238,12 +238,26 @@ def _graph(
     trained: Sequence[torch.Tensor],
     optimizer: Optimizer,
 ) -> tuple[OptimizerGraph, dict[Entry, torch.Tensor]]:
+    """What was captured, told in terms of the optimizer: which parameter, state or number each input and result is.
+
+    Args:
+        seen: The graph, its arguments, stand-ins for its results, and what Dynamo assumed of numbers.
+        stand_in: What was captured; its state is now what the first step makes.
+        parameters: Its parameters, in the order of `trained`.
+        before: The entries of its state before the capture.
+        trained: The real parameters.
+        optimizer: The real optimizer.
+
+    Returns:
+        The graph, and the state that the optimizer does not have yet, as it makes it at its first step.
+    """
     normalized: Normalized = seen["gm"]
     args = (*seen["args"], *normalized.read_lifted())
     placeholders = normalized.gm.graph.find_nodes(op="placeholder", sort=True)
     after = _entries(stand_in, parameters)
     inputs = _Inputs(stand_in, parameters, [*after.items(), *before.items()])
     kinds = [inputs.kind(p, a) if isinstance(a, torch.Tensor) else None for p, a in zip(placeholders, args, strict=True)]
+    # An entry that is a result is new or exchanged. An exchanged one is a state although the graph may not read it.
     made = _made(after, seen["results"])
     replaced = [entry for entry in made if before.get(entry) is not None]
     read = inputs.slots["state"]

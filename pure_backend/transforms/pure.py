@@ -1,4 +1,4 @@
-"""`assume_pure` and `PureModule`: a function or a module that is traced once a signature, as in torch_xla, on any tensors."""
+"""`assume_pure` and `PureModule`: a function or module traced once per signature, as in torch_xla, on any tensors."""
 
 from __future__ import annotations
 

@@ -174,8 +174,7 @@ class StepPlan(CallPlan):
 
     def tensors(self, args: Sequence[Any]) -> list[torch.Tensor]:
         """The inputs of the loss; CPU scalars beside tensors on an accelerator are moved there."""
-        with torch.no_grad():
-            tensors = self.inputs.gather(args)
+        tensors = self.inputs.gather(args, False)
         return [t if t.device == self.device else t.to(self.device) for t in tensors]
 
     def names(self, update: Update) -> list[str]:

@@ -48,7 +48,7 @@ def test_c02_no_tracer_left_in_torchax(no_tracer_leaks):
 
     c = compiled(lambda x: x + torch.rand_like(x))
     c(torch.zeros(3))
-    import torchax  # mended and imported by the first compile
+    import torchax  # fixed and imported by the first compile
 
     env = torchax.default_env()
     assert not isinstance(env.prng_key, jax.core.Tracer)

@@ -59,7 +59,7 @@ def test_optional_packages_may_be_missing():
 
 
 @pytest.mark.parametrize(
-    ("changed", "torchax_files", "what", "mend"),
+    ("changed", "torchax_files", "what", "fix"),
     [
         ({"jax": None}, "0.0.13", "jax is not installed", "pip install jax"),
         ({}, "0.0.6", "0.0.6", "pip install --force-reinstall --no-deps torchax==0.0.13"),
@@ -84,15 +84,15 @@ def test_optional_packages_may_be_missing():
         ),
     ],
 )
-def test_each_mismatch_is_one_problem_with_its_mend(changed, torchax_files, what, mend):
+def test_each_mismatch_is_one_problem_with_its_fix(changed, torchax_files, what, fix):
     (problem,) = find_problems(SOUND | changed, torchax_files, libtpu_of_jax="0.0.42")
     assert what in problem.what
-    assert problem.mend == mend
+    assert problem.fix == fix
 
 
 def test_missing_torchax_is_not_also_called_mixed():
     (problem,) = find_problems(SOUND | {"torchax": None}, torchax_files="0.0.6")
-    assert problem.mend == "pip install torchax"
+    assert problem.fix == "pip install torchax"
 
 
 def test_command_prints_versions_and_succeeds_where_all_is_well(capsys):
@@ -107,14 +107,14 @@ def test_command_finds_mixed_torchax_without_importing_it(mixed_torchax):
     done = run_python("-m", "pure_backend", "env", PYTHONPATH=str(mixed_torchax))
     assert done.returncode == 1, done.stderr
     assert "problem: torchax's files are version 0.0.6 but its distribution is 0.0.13" in done.stdout
-    assert "   mend: pip install --force-reinstall --no-deps torchax==0.0.13\n" in done.stdout
+    assert "   fix: pip install --force-reinstall --no-deps torchax==0.0.13\n" in done.stdout
 
 
 def test_command_reports_a_runtime_that_does_not_start():
     done = run_python("-m", "pure_backend", "env", JAX_PLATFORMS="abacus")
     assert done.returncode == 1, done.stderr
     assert f"problem: jax {report_environment().versions['jax']} does not start" in done.stdout
-    assert "   mend: unset JAX_PLATFORMS\n" in done.stdout
+    assert "   fix: unset JAX_PLATFORMS\n" in done.stdout
 
 
 def test_command_must_be_named():

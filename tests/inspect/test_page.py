@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import pure_backend
+from pure_backend.inspect.found import Found, Graph, Node
 from pure_backend.inspect.page import page
 from pure_backend.inspect.picture import COLOURS, picture
-from pure_backend.inspect.report import Graph, Node, Report
 from pure_backend.ir.impurity import Impurity
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
@@ -162,7 +162,7 @@ def every_colour():
     nodes = [Node(f"n{i}", "torch.sin", "f32[3]", (), partition=i) for i in range(len(COLOURS) + 1)]
     nodes += [Node("n", "Tensor.item", "f32[3]", (), impurity=impurity), Node("e", "torch.cos", "f32[3]", ())]
     nodes += [Node("an_input_with_a_name_that_does_not_fit_into_its_box", "", "f32[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]", ())]
-    return page(Report([Graph(tuple(nodes), (impurity,), "a reason")], [], [], [], pure_backend.statistics(), None))
+    return page(Found((Graph(tuple(nodes), (impurity,), "a reason"),), (), (), pure_backend.statistics()))
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")

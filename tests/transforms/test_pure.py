@@ -1,4 +1,4 @@
-"""`assume_pure` and `PureModule`: traced once a signature, and as eager in all that a caller sees."""
+"""`assume_pure` and `PureModule`: traced once per signature, and as eager in all that a caller sees."""
 
 import pytest
 import torch

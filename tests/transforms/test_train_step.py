@@ -1,4 +1,4 @@
-"""`TrainStep`: one program a step, and everything that a caller sees as after the eager loop."""
+"""`TrainStep`: one program per step, and everything that a caller sees as after the eager loop."""
 
 import copy
 import io
