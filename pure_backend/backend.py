@@ -79,7 +79,7 @@ def compiled_graph(normalized: Normalized, options: Options) -> Specializations:
         return specialize(args)
 
     def cut(impurities: Sequence[Impurity]) -> Staged:
-        with counters.stage("partition", f"around {len(impurities)} impure nodes"):
+        with counters.timed("partition", f"around {len(impurities)} impure nodes"):
             stages, grad_after = partition(gm, [impurity.node for impurity in impurities], options.min_partition_size)
         return Staged(gm, stages, grad_after, impurities, lambda part: compiled_graph(Normalized(part, ()), options))
 

@@ -57,7 +57,7 @@ def count(name: str) -> None:
 
 
 @contextlib.contextmanager
-def stage(name: str, what: str = "") -> Iterator[None]:
+def timed(name: str, what: str = "") -> Iterator[None]:
     """Add the time spent inside to a stage, and log it.
 
     Args:

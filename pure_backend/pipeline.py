@@ -74,7 +74,7 @@ class Draft:
 def _propagate(draft: Draft) -> Draft:
     """Facts in every node, for these arguments."""
     fake_mode, fakes = draft.fakes(draft.gm, draft.args)
-    with counters.stage("propagate"):
+    with counters.timed("propagate"):
         reach = gradient_reach(fakes)
         impurities = propagate(draft.gm, fakes, fake_mode, has_lowering)
     if impurities:
@@ -86,20 +86,20 @@ def _unwrap(draft: Draft) -> Draft:
     """Wrapper subclasses become their plain tensors."""
     if not has_wrappers(draft.gm):
         return draft
-    with counters.stage("unwrap"):
+    with counters.timed("unwrap"):
         border = unwrap(draft.gm)
     return _propagate(dataclasses.replace(draft, gm=border.gm, args=border.enter(draft.args), border=border))
 
 
 def _functionalize(draft: Draft) -> Draft:
     """Writes and views become values."""
-    with counters.stage("mutation"):
+    with counters.timed("mutation"):
         return dataclasses.replace(draft, functional=functionalize(draft.gm))
 
 
 def _share_repeats(draft: Draft) -> Draft:
     """Repeated stretches become calls of one body, or loops of it."""
-    with counters.stage("repeats"):
+    with counters.timed("repeats"):
         if draft.options.repeats != "off" and share_repeats(draft.functional.gm) and draft.options.repeats == "scan":
             loop_chains(draft.functional.gm)
     return draft
@@ -123,7 +123,7 @@ OF_A_CALL = (_propagate, _unwrap, _functionalize, _share_repeats, _hoist_stacks,
 
 def normalize(gm: fx.GraphModule) -> Normalized:
     """A private copy of Dynamo's graph, in the form that every call of it begins with."""
-    with counters.stage("normalize"):
+    with counters.timed("normalize"):
         normalized = lift_attributes(gm)
         for run in OF_A_GRAPH:
             run(normalized.gm)

@@ -18,7 +18,7 @@ _BLOCKS = (512, 256, 128)  # large blocks read keys less often; 512 x 512 scores
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class Blocks:
     """Sizes of one call.
 
     Attributes:
@@ -40,8 +40,8 @@ class Plan:
     scale: float
 
     @classmethod
-    def of(cls, q: Any, k: Any, causal: bool, scale: float) -> Plan:
-        """The plan for `[batch, heads, q_len, dim]` and `[batch, kv_heads, k_len, dim]`."""
+    def of(cls, q: Any, k: Any, causal: bool, scale: float) -> Blocks:
+        """The blocks for `[batch, heads, q_len, dim]` and `[batch, kv_heads, k_len, dim]`."""
         q_len, k_len = q.shape[2], k.shape[2]
         return cls(q.shape[1] // k.shape[1], q_len, k_len, _block(q_len), _block(k_len), causal, scale)
 

@@ -80,7 +80,7 @@ def make_program(function: FlatFunction, avals: Sequence[Any], wanted: Sequence[
     def with_key(arrays, key):
         return tuple(function(*arrays))
 
-    with counters.stage("trace"), tracing():
+    with counters.timed("trace"), tracing():
         counters.count("traces")
         jaxpr = jax.make_jaxpr(with_key)(list(avals), KEY)
     inputs = tuple(wanted)

@@ -19,12 +19,12 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
 from pure_backend.custom_ops.flat import FlatCalls, FlatFunction, runs_here, shapes_of
-from pure_backend.custom_ops.signature import decode, encode
+from pure_backend.custom_ops.parameters import decode, encode
 from pure_backend.ir.opaque import opaque
 from pure_backend.ir.positions import with_values
 from pure_backend.jax_bridge.avals import is_differentiable, to_aval
 from pure_backend.jax_bridge.conjugation import conjugate
-from pure_backend.jax_bridge.lower import lowered_stage
+from pure_backend.jax_bridge.lower import to_hlo
 from pure_backend.jax_bridge.lowerings import lowers
 from pure_backend.jax_bridge.lowerings.registry import Site
 from pure_backend.jax_bridge.platform import for_platform
@@ -232,7 +232,7 @@ def content_of(function: FlatFunction, tensors: Sequence[torch.Tensor], platform
         avals = [to_aval(tensor) for tensor in tensors]
         cotangents = _inexact(jax.eval_shape(lambda *arrays: list(function(*arrays)), *avals)) if wanted else []
         jaxpr = jax.make_jaxpr(with_gradient)(avals, cotangents) if wanted else jax.make_jaxpr(function)(*avals)
-    return lowered_stage(for_platform(jaxpr, platform), platform).as_text()
+    return to_hlo(for_platform(jaxpr, platform), platform).as_text()
 
 
 def _inexact(values: Sequence[Any]) -> list[Any]:

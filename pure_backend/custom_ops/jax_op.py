@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from pure_backend.custom_ops.donation import donated_tensors
 from pure_backend.custom_ops.flat import FlatFunction, runs_here, shapes_of
 from pure_backend.custom_ops.flat_op import Derivable, content_of, register_kernels
-from pure_backend.custom_ops.signature import Signature, Structure
+from pure_backend.custom_ops.parameters import Parameters, Structure
 from pure_backend.ir.describe import describe_tensor
 from pure_backend.ir.donors import check_valid, donated_arguments, give_away
 from pure_backend.ir.opaque import opaque
@@ -74,16 +74,16 @@ def jax_op(
         raise ValueError(f"jax_op: the name must be 'namespace::operator', got {name!r}")
 
     def define(function: Callable[..., Any]) -> CustomOpDef | InPlaceOp:
-        signature = Signature.of(name, function)
-        donated = _donated(signature, donate_argnums, donate_argnames)
-        _check_names(signature, "static_argnames", _names(static_argnames), among=[p.name for p in signature.parameters])
-        for static in set(_names(static_argnames)) & set(signature.arrays()):
+        parameters = Parameters.of(name, function)
+        donated = _donated(parameters, donate_argnums, donate_argnames)
+        _check_names(parameters, "static_argnames", _names(static_argnames), among=[p.name for p in parameters.each])
+        for static in set(_names(static_argnames)) & set(parameters.arrays()):
             raise ValueError(f"{name}: static_argnames has {static!r}, which is annotated as an array")
         mutated = tuple(mutates_args)
-        _check_names(signature, "mutates_args", mutated, among=signature.arrays())
+        _check_names(parameters, "mutates_args", mutated, among=parameters.arrays())
         if mutated:
-            return InPlaceOp(name, function, signature, mutated, schema)
-        return CustomOpDef(name, function, signature, donated, schema)
+            return InPlaceOp(name, function, parameters, mutated, schema)
+        return CustomOpDef(name, function, parameters, donated, schema)
 
     return define if fn is None else define(fn)
 
@@ -91,12 +91,12 @@ def jax_op(
 class _Operator:
     """What both sorts of operators have: a schema in torch's library, and a check of a call's arguments."""
 
-    def __init__(self, name: str, signature: Signature, schema: str | None, returns: Any, mutated: tuple[str, ...]) -> None:
+    def __init__(self, name: str, parameters: Parameters, schema: str | None, returns: Any, mutated: tuple[str, ...]) -> None:
         self.name = name
-        self.signature = signature
+        self.parameters = parameters
         namespace, self._operator = name.split("::")
         self._library = torch.library.Library(namespace, "FRAGMENT")
-        schema = schema or signature.schema(returns, mutated)
+        schema = schema or parameters.schema(returns, mutated)
         self._library.define(f"{self._operator}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
         self._opoverload = getattr(getattr(torch.ops, namespace), self._operator).default
 
@@ -106,7 +106,7 @@ class _Operator:
         Raises:
             TypeError: An argument is missing, or there is one too many.
         """
-        self.signature.check(args, kwargs)
+        self.parameters.check(args, kwargs)
         return self._opoverload(*args, **kwargs)
 
     def __repr__(self) -> str:
@@ -118,14 +118,14 @@ class CustomOpDef(_Operator):
 
     Attributes:
         name: `"namespace::operator"`.
-        signature: The function's parameters.
+        parameters: The function's parameters.
         donated: Names of the parameters whose memory it may reuse.
     """
 
     def __init__(
-        self, name: str, fn: Callable[..., Any], signature: Signature, donated: tuple[str, ...], schema: str | None
+        self, name: str, fn: Callable[..., Any], parameters: Parameters, donated: tuple[str, ...], schema: str | None
     ) -> None:
-        super().__init__(name, signature, schema, signature.returns, ())
+        super().__init__(name, parameters, schema, parameters.returns, ())
         self.donated = donated
         self._fn = fn
         self._own_vjp: tuple[Callable[..., Any], Callable[..., Any]] | None = None
@@ -135,7 +135,7 @@ class CustomOpDef(_Operator):
         lowers(name, content=self._content)(self._lowering)
         self._flat.define_first_derived()
         if donated:
-            donated_arguments[name] = tuple(i for i, p in enumerate(signature.parameters) if p.name in donated)
+            donated_arguments[name] = tuple(i for i, p in enumerate(parameters.each) if p.name in donated)
 
     def register_vjp(self, forward: Callable[..., Any], backward: Callable[..., Any]) -> None:
         """Give the function a gradient of its own, for a kernel that JAX cannot differentiate; before the first call.
@@ -156,21 +156,21 @@ class CustomOpDef(_Operator):
         self._called = True
 
         def function(*arrays: Any) -> list[Any]:
-            args, kwargs = self.signature.unflatten(structure, arrays)
+            args, kwargs = self.parameters.unflatten(structure, arrays)
             return jax.tree.leaves(self._fn(*args, **kwargs))
 
-        return function if self._own_vjp is None else _with_vjp(function, self.signature, structure, *self._own_vjp)
+        return function if self._own_vjp is None else _with_vjp(function, self.parameters, structure, *self._own_vjp)
 
     def _dispatch(self, structure: Structure, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        args, kwargs = self.signature.restore(structure, tensors)
+        args, kwargs = self.parameters.restore(structure, tensors)
         return pytree.tree_leaves(self._opoverload(*args, **kwargs))
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
-        tensors, structure = self.signature.flatten(args, kwargs)
-        check_valid(tensors, self.name, lambda: self.signature.names(structure))
+        tensors, structure = self.parameters.flatten(args, kwargs)
+        check_valid(tensors, self.name, lambda: self.parameters.names(structure))
         if not self.donated or not runs_here(tensors):
             return self._shaped(self._flat.run(structure, tensors))
-        donated = donated_tensors(self.name, self.donated, tensors, self.signature.names(structure))
+        donated = donated_tensors(self.name, self.donated, tensors, self.parameters.names(structure))
         results = self._flat.run(structure, tensors)
         for tensor in donated:
             if donate_buffer(tensor):
@@ -178,29 +178,29 @@ class CustomOpDef(_Operator):
         return self._shaped(results)
 
     def _run_without_gradient(self, *args: Any, **kwargs: Any) -> Any:
-        tensors, structure = self.signature.flatten(args, kwargs)
+        tensors, structure = self.parameters.flatten(args, kwargs)
         return self._shaped(self._flat.run_without_gradient(structure, tensors))
 
     def _shaped(self, results: Sequence[Any]) -> Any:
-        if self.signature.returns is torch.Tensor:
+        if self.parameters.returns is torch.Tensor:
             return results[0]
-        return list(results) if self.signature.returns == list[torch.Tensor] else tuple(results)
+        return list(results) if self.parameters.returns == list[torch.Tensor] else tuple(results)
 
     def _fake(self, *args: Any, **kwargs: Any) -> Any:
-        tensors, structure = self.signature.flatten(args, kwargs)
+        tensors, structure = self.parameters.flatten(args, kwargs)
         return self._shaped(shapes_of(self._function(structure), tensors))
 
     def _lowering(self, site: Site, *args: Any, **kwargs: Any) -> Any:
-        arrays, structure = self.signature.flatten(args, kwargs)
+        arrays, structure = self.parameters.flatten(args, kwargs)
         return self._shaped(self._function(structure)(*arrays))
 
     def _content(self, platform: str, *args: Any, **kwargs: Any) -> str:
-        tensors, structure = self.signature.flatten(args, kwargs)
+        tensors, structure = self.parameters.flatten(args, kwargs)
         return content_of(self._function(structure), tensors, platform)
 
     def _batched(self, info: Any, in_dims: tuple, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        tensors, structure = self.signature.flatten(args, kwargs)
-        dims = self.signature.dims(structure, in_dims)
+        tensors, structure = self.parameters.flatten(args, kwargs)
+        dims = self.parameters.dims(structure, in_dims)
         results = self._flat.batched(structure, dims, info.batch_size, tensors)
         return self._shaped(results), self._shaped([0] * len(results))
 
@@ -215,12 +215,12 @@ class InPlaceOp(_Operator):
     """
 
     def __init__(
-        self, name: str, fn: Callable[..., Any], signature: Signature, mutated: tuple[str, ...], schema: str | None
+        self, name: str, fn: Callable[..., Any], parameters: Parameters, mutated: tuple[str, ...], schema: str | None
     ) -> None:
-        self.returned = _returned_after(name, signature.returns, len(mutated))
-        super().__init__(name, signature, schema, self.returned, mutated)
+        self.returned = _returned_after(name, parameters.returns, len(mutated))
+        super().__init__(name, parameters, schema, self.returned, mutated)
         self.mutated = mutated
-        self.functional = CustomOpDef(f"{name.removesuffix('_')}_functional", fn, signature, (), None)
+        self.functional = CustomOpDef(f"{name.removesuffix('_')}_functional", fn, parameters, (), None)
         self._library.impl(self._operator, opaque(self._run), "CompositeImplicitAutograd")
         lowers(name, content=self.functional._content)(updates(functools.partial(self._lowering)))
 
@@ -229,8 +229,8 @@ class InPlaceOp(_Operator):
         self.functional.register_vjp(forward, backward)
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
-        tensors, structure = self.signature.flatten(args, kwargs)
-        written = dict(zip(self.signature.names(structure), tensors, strict=True))
+        tensors, structure = self.parameters.flatten(args, kwargs)
+        written = dict(zip(self.parameters.names(structure), tensors, strict=True))
         results = self.functional(*args, **kwargs)
         results = [results] if isinstance(results, torch.Tensor) else list(results)
         for name, new in zip(self.mutated, results, strict=False):
@@ -244,9 +244,9 @@ class InPlaceOp(_Operator):
         return rest[0] if self.returned is torch.Tensor else tuple(rest)
 
     def _lowering(self, site: Site, *args: Any, **kwargs: Any) -> tuple:
-        arrays, structure = self.signature.flatten(args, kwargs)
+        arrays, structure = self.parameters.flatten(args, kwargs)
         results = self.functional._function(structure)(*arrays)
-        names = self.signature.names(structure)
+        names = self.parameters.names(structure)
         new = [results[self.mutated.index(names[position])] for position in site.writes]
         return (self._shaped(list(results[len(self.mutated) :])), *new)
 
@@ -270,7 +270,7 @@ def _check_written(op: str, name: str, old: torch.Tensor, new: torch.Tensor) -> 
 
 def _with_vjp(
     function: FlatFunction,
-    signature: Signature,
+    parameters: Parameters,
     structure: Structure,
     forward: Callable[..., Any],
     backward: Callable[..., Any],
@@ -278,7 +278,7 @@ def _with_vjp(
     trees: dict[str, Any] = {}
 
     def apply_forward(*arrays: Any) -> tuple[list[Any], Any]:
-        args, kwargs = signature.unflatten(structure, arrays)
+        args, kwargs = parameters.unflatten(structure, arrays)
         outputs, residuals = forward(*args, **kwargs)
         leaves, trees["outputs"] = jax.tree.flatten(outputs)
         return leaves, (residuals, arrays)
@@ -300,13 +300,13 @@ def _gradient(grad: Any, array: Any) -> Any:
     return jnp.zeros_like(array) if grad is None else grad.astype(array.dtype)
 
 
-def _donated(signature: Signature, argnums: Any, argnames: Any) -> tuple[str, ...]:
+def _donated(parameters: Parameters, argnums: Any, argnames: Any) -> tuple[str, ...]:
     numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums or ())
     for number in numbers:
-        if not -len(signature.parameters) <= number < len(signature.parameters):
-            raise ValueError(f"{signature.op}: donate_argnums has {number}, there are {len(signature.parameters)} parameters")
-    names = tuple(dict.fromkeys([signature.parameters[n].name for n in numbers] + list(_names(argnames))))
-    _check_names(signature, "donate_argnums/donate_argnames", names, among=signature.arrays())
+        if not -len(parameters.each) <= number < len(parameters.each):
+            raise ValueError(f"{parameters.op}: donate_argnums has {number}, there are {len(parameters.each)} parameters")
+    names = tuple(dict.fromkeys([parameters.each[n].name for n in numbers] + list(_names(argnames))))
+    _check_names(parameters, "donate_argnums/donate_argnames", names, among=parameters.arrays())
     return names
 
 
@@ -314,7 +314,7 @@ def _names(names: str | Sequence[str] | None) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names or ())
 
 
-def _check_names(signature: Signature, what: str, names: Iterable[str], among: Sequence[str]) -> None:
+def _check_names(parameters: Parameters, what: str, names: Iterable[str], among: Sequence[str]) -> None:
     for name in names:
         if name not in among:
-            raise ValueError(f"{signature.op}: {what} has {name!r}; choose from {list(among)}")
+            raise ValueError(f"{parameters.op}: {what} has {name!r}; choose from {list(among)}")

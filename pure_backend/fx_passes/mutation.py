@@ -31,7 +31,7 @@ from pure_backend.ir.describe import tensor_leaves
 from pure_backend.ir.facts import derive, facts, learn, reads_input_scalar
 from pure_backend.ir.failures import failure
 from pure_backend.ir.geometry import Geometry, Placed
-from pure_backend.ir.views import OutOfBase, plan_view
+from pure_backend.ir.views import OutOfBase, access_of
 
 _DETACHING = ("detach", torch.Tensor.detach, torch.detach, torch._C._autograd._get_data_attr)
 
@@ -116,7 +116,7 @@ class _Pass:
         self.placeholders = gm.graph.find_nodes(op="placeholder", sort=True)
         self.inputs_of = _by_storage(self.placeholders)
         self.strided = _strided(gm)
-        self.written = _storages_with_cells(gm) | self.strided.keys()
+        self.with_cells = _storages_with_cells(gm) | self.strided.keys()
         self.reshaped = _reshaped(gm)
         self.cells: dict[int, _Cell] = {}
         self.env: dict[fx.Node, fx.Node] = {}
@@ -168,7 +168,7 @@ class _Pass:
         if storage in self.cells:
             return self.visit_view(node)
         self.env[node] = self.copy(node)
-        if storage in self.written:
+        if storage in self.with_cells:
             self.cells[storage] = _Cell(known.geometry, self.env[node], known.geometry.requires_grad)
         return None
 
@@ -193,9 +193,9 @@ class _Pass:
     def visit_placeholder(self, node: fx.Node, storage: int | None) -> None:
         inputs = self.inputs_of[storage]
         shown = [facts(p).geometry for p in inputs] + self.strided.get(storage, [])
-        if storage not in self.written or (len(inputs) == 1 and all(_lies_in(g, facts(node).geometry) for g in shown)):
+        if storage not in self.with_cells or (len(inputs) == 1 and all(_lies_in(g, facts(node).geometry) for g in shown)):
             self.env[node] = self.copy(node)
-            if storage in self.written:
+            if storage in self.with_cells:
                 self.cells[storage] = _Cell(facts(node).geometry, self.env[node], facts(node).geometry.requires_grad)
             return
         copied = self.copy(node)  # every original input keeps its position; only the first one is used, as the storage
@@ -224,7 +224,7 @@ class _Pass:
         if storage in self.cells:
             return  # the written argument itself
         self.env[node] = self.emit(operator.getitem, (new, 0), node, result)
-        if storage in self.written:
+        if storage in self.with_cells:
             self.cells[storage] = _Cell(known.geometry, self.env[node], known.geometry.requires_grad)
 
     def visit_calls(self, node: fx.Node, calls: list[tuple[str, tuple, dict[str, Any]]]) -> None:
@@ -340,7 +340,7 @@ class _Pass:
 
     def placed(self) -> Placed:
         """The inputs on storages that are written or read by `as_strided`."""
-        return Placed(self.inputs_on(self.written), self.inputs_on(self.strided.keys()))
+        return Placed(self.inputs_on(self.with_cells), self.inputs_on(self.strided.keys()))
 
     def inputs_on(self, storages: Collection[int]) -> frozenset[int]:
         return frozenset(i for i, p in enumerate(self.placeholders) if (g := facts(p).geometry) and g.storage in storages)
@@ -426,7 +426,7 @@ def _strided(gm: fx.GraphModule) -> dict[int, list[Geometry]]:
 def _lies_in(view: Geometry, base: Geometry) -> bool:
     """Whether a view shows elements of its base only; of another dtype it is taken to."""
     try:
-        return view.dtype is not base.dtype or plan_view(base, view) is not None
+        return view.dtype is not base.dtype or access_of(base, view) is not None
     except OutOfBase:
         return False
 

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from pure_backend.ir.facts import facts
 from pure_backend.ir.geometry import Geometry
-from pure_backend.ir.views import OutOfBase, plan_view
+from pure_backend.ir.views import OutOfBase, access_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +64,7 @@ def view_of_output(origin: fx.Node, node: fx.Node) -> View | None:
     if _path(origin, node) is not None or start.same_place(end):
         return view_between(origin, node)
     try:
-        plan_view(start, end)
+        access_of(start, end)
     except OutOfBase:
         return None
     contiguous = facts(origin).value.is_contiguous() and start.dtype == end.dtype

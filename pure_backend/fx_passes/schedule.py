@@ -55,7 +55,7 @@ def schedule(nodes: Iterable[fx.Node], impure: set[fx.Node]) -> dict[fx.Node, in
     effects = 0
     for node in nodes:
         reads = {storage for arg in node.all_input_nodes for storage in memory.of(arg)}
-        writes = {storage for arg in written(node, node in impure) for storage in memory.of(arg)}
+        writes = {storage for arg in may_write(node, node in impure) for storage in memory.of(arg)}
         if isinstance(facts(node).value, Unknown):
             memory.join(reads)
         stage = max([memory.after(reads, writes), *(stages.get(arg, 0) for arg in node.all_input_nodes)])
@@ -68,7 +68,7 @@ def schedule(nodes: Iterable[fx.Node], impure: set[fx.Node]) -> dict[fx.Node, in
     return stages
 
 
-def written(node: fx.Node, impure: bool) -> tuple[fx.Node, ...]:
+def may_write(node: fx.Node, impure: bool) -> tuple[fx.Node, ...]:
     """The arguments that a node changes in place, or, if it is not known, those that it may."""
     known = facts(node)
     if known.restrided or known.cut:

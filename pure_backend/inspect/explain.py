@@ -156,13 +156,13 @@ class Side:
 
     @functools.cached_property
     def lowered(self) -> Any:
-        """JAX's lowered stage."""
-        from pure_backend.jax_bridge.lower import lowered_stage
+        """The program as JAX lowers it."""
+        from pure_backend.jax_bridge.lower import to_hlo
         from pure_backend.jax_bridge.platform import for_platform
 
         platform = self.runtime.platform
         with self.runtime.placement():
-            return lowered_stage(for_platform(self.jaxpr, platform), platform)
+            return to_hlo(for_platform(self.jaxpr, platform), platform)
 
     @property
     def flops(self) -> float | None:

@@ -202,12 +202,12 @@ def _call(fn: Any, args: tuple, kwargs: dict[str, Any], donate: Sequence[int]) -
 
 
 def _operator_call(op: CustomOpDef | InPlaceOp, args: tuple, kwargs: dict[str, Any], donate: Sequence[int]) -> _Call:
-    op.signature.check(args, kwargs)
-    arrays, structure = op.signature.flatten(args, kwargs)
-    names = op.signature.names(structure)
+    op.parameters.check(args, kwargs)
+    arrays, structure = op.parameters.flatten(args, kwargs)
+    names = op.parameters.names(structure)
     mutated = op.mutated if isinstance(op, InPlaceOp) else ()
     inner = op.functional if isinstance(op, InPlaceOp) else op
-    positions = [p.name for p in op.signature.parameters]
+    positions = [p.name for p in op.parameters.each]
     for position in donate:
         if position >= len(positions) or positions[position] not in names:
             raise ValueError(f"compile_for_tpu: donate has {position}, which is no array of {op.name}{tuple(positions)}")

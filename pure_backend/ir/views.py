@@ -1,4 +1,4 @@
-"""How a view of a storage is read from, and written into, the value of its base: a plan of ints.
+"""How a view of a storage is read from, and written into, the value of its base, as ints.
 
 Strides decide everything; which chain of view calls made the tensor does not matter. A view is matched against the
 dimensions of its base in memory order; the usual ones (slices, selects, transposes, splits, merges, expansions) become
@@ -50,15 +50,15 @@ class Gather(NamedTuple):
     offset: int
 
 
-Plan = Slices | Gather
+Access = Slices | Gather
 
 
 class OutOfBase(ValueError):
     """A view reaches memory that its base does not cover."""
 
 
-def plan_view(base: Geometry, view: Geometry) -> Plan:
-    """The plan that finds `view` in the value of `base`; both count in elements of one dtype.
+def access_of(base: Geometry, view: Geometry) -> Access:
+    """How to find `view` in the value of `base`; both count in elements of one dtype.
 
     Raises:
         OutOfBase: The view shows elements that are not elements of the base.

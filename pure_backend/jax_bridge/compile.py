@@ -65,7 +65,7 @@ def compile_graph(
     )
 
     def traced() -> tuple[Any, bool]:
-        with counters.stage("trace", f"a graph of {len(gm.graph.nodes)} nodes"), _compat.x64(), saved_tensors_unseen():
+        with counters.timed("trace", f"a graph of {len(gm.graph.nodes)} nodes"), _compat.x64(), saved_tensors_unseen():
             counters.count("traces")
             return trace(gm, [to_aval(t) for t in tensors])
 

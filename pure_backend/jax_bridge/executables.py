@@ -82,7 +82,7 @@ class Executables:
         """An executable that was stored, and what was stored with it."""
         if self.cache is None:
             return None
-        with counters.stage("cache", f"look for the {role} on disk"):
+        with counters.timed("cache", f"look for the {role} on disk"):
             entry = self.cache.get(self._key(role))
             if entry is None:
                 return None
@@ -103,7 +103,7 @@ class Executables:
             lowered = lower(jaxpr, self.runtime.platform, role)
             executable = self.runtime.compile(lowered)
         if self.cache is not None:
-            with counters.stage("cache", f"store the {role} on disk"):
+            with counters.timed("cache", f"store the {role} on disk"):
                 content = executable.serialize()
                 if content is None:
                     _logger.info("not stored on disk: the %s calls functions of this process", role)

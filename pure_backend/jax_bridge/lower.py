@@ -19,12 +19,12 @@ class Lowered:
     """A lowered program.
 
     Attributes:
-        stage: JAX's own lowered stage: its StableHLO, and what compiles it.
+        hlo: JAX's own lowered stage: its StableHLO, and what compiles it.
         kept: Positions of the inputs the program reads; the others are not passed.
         outputs: Abstract values of its outputs.
     """
 
-    stage: Any
+    hlo: Any
     kept: tuple[int, ...]
     outputs: tuple[jax.ShapeDtypeStruct, ...]
 
@@ -38,14 +38,14 @@ def lower(jaxpr: Any, platform: str, role: str = "program") -> Lowered:
         role: What it is, for the log.
     """
     used, kept = _used_inputs(for_platform(jaxpr, platform))
-    with counters.stage("lower", f"{role} for {platform}, {len(kept)} inputs, {len(jaxpr.out_avals)} outputs"):
-        stage = lowered_stage(used, platform)
+    with counters.timed("lower", f"{role} for {platform}, {len(kept)} inputs, {len(jaxpr.out_avals)} outputs"):
+        hlo = to_hlo(used, platform)
     counters.count("lowerings")
-    return Lowered(stage, kept, tuple(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in jaxpr.out_avals))
+    return Lowered(hlo, kept, tuple(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in jaxpr.out_avals))
 
 
-def lowered_stage(jaxpr: Any, platform: str) -> Any:
-    """JAX's lowered stage of a closed jaxpr with all its inputs; nothing is counted."""
+def to_hlo(jaxpr: Any, platform: str) -> Any:
+    """A closed jaxpr with all its inputs, lowered by JAX; nothing is counted."""
     avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in jaxpr.jaxpr.invars]
     function = core.jaxpr_as_fun(jaxpr)
 

@@ -86,7 +86,7 @@ class Program:
             PureBackendError: The forward that runs, from the disk, is another one.
         """
         outputs = [i for i, carries in enumerate(self.differentiable) if carries]
-        with counters.stage("differentiate"):
+        with counters.timed("differentiate"):
             derivative = differentiate(self.jaxpr, self.inputs, outputs, self.remat, self.written)
         stored = self.executables.forward
         if stored is not None and (stored.residuals, stored.order) != (derivative.residuals, derivative.order):

@@ -105,7 +105,7 @@ def differentiate(
     with tracing():
         forward_jaxpr = jax.make_jaxpr(forward)(*avals)
     cotangents = tuple(_aval(jaxpr.jaxpr.outvars[i]) for i in outputs)
-    return _plan(forward_jaxpr, len(jaxpr.jaxpr.outvars), store["tree"], cotangents, written)
+    return _split(forward_jaxpr, len(jaxpr.jaxpr.outvars), store["tree"], cotangents, written)
 
 
 def rematerialized(function: Callable[..., Any], remat: str | Callable[..., Any]) -> Callable[..., Any]:
@@ -143,7 +143,7 @@ def _keep_dear(primitive: Any, *_: Any, **params: Any) -> bool:
     return primitive.name in _PRODUCTS or primitive.name in _LOOPS or params.get("name") == DEAR
 
 
-def _plan(forward: Any, outputs: int, tree: Any, cotangents: tuple, written: frozenset[int]) -> Derivative:
+def _split(forward: Any, outputs: int, tree: Any, cotangents: tuple, written: frozenset[int]) -> Derivative:
     """Which residuals are inputs, which repeat, and which the backward does not use."""
     saved = forward.jaxpr.outvars[outputs:]
     pullback, used = _pullback(tree, saved, cotangents)

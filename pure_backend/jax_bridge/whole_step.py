@@ -103,10 +103,10 @@ def step_program(
     key = ("step", graph_key(loss), graph_key(update), described, wiring, place_of(device), remat, settings())
 
     def make() -> Program:
-        with counters.stage("trace"), _compat.x64():
+        with counters.timed("trace"), _compat.x64():
             loss_jaxpr, loss_draws, inputs = _traced(loss)
             update_jaxpr, update_draws, _ = _traced(update)
-        with counters.stage("differentiate"):
+        with counters.timed("differentiate"):
             jaxpr = _whole(loss_jaxpr, update_jaxpr, inputs, kept, wiring, remat)
         results = len(jaxpr.jaxpr.outvars)
         nothing = (frozenset(),) * results

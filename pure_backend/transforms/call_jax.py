@@ -19,7 +19,7 @@ import torch
 from torch._dynamo.comptime import comptime
 
 from pure_backend.custom_ops.flat_op import FlatOp
-from pure_backend.custom_ops.signature import encode
+from pure_backend.custom_ops.parameters import encode
 from pure_backend.ir.exact import Same, exact
 from pure_backend.jax_bridge.avals import to_jax_dtype
 from pure_backend.jax_bridge.trace import tracing

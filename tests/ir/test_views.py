@@ -8,24 +8,26 @@ import pytest
 import torch
 
 from pure_backend.ir.geometry import Geometry
-from pure_backend.ir.views import Gather, OutOfBase, Slices, plan_view
+from pure_backend.ir.views import Gather, OutOfBase, Slices, access_of
 
 SHAPES = [(1,), (24,), (2, 3, 4), (6, 4), (36,), (6, 6), (2, 3, 4, 5), (4, 1, 6), ()]
 
 
-def read(plan, base: torch.Tensor) -> torch.Tensor:
-    """What a plan's docstring says it means."""
-    memory = base.permute(plan.order)
-    if isinstance(plan, Gather):
-        if math.prod(plan.size) == 0:
-            return base.new_empty(plan.size)
-        place = torch.full(plan.size, plan.offset)
-        for dim, (n, stride) in enumerate(zip(plan.size, plan.stride, strict=True)):
-            shape = [n if d == dim else 1 for d in range(len(plan.size))]
+def read(access, base: torch.Tensor) -> torch.Tensor:
+    """What a access's docstring says it means."""
+    memory = base.permute(access.order)
+    if isinstance(access, Gather):
+        if math.prod(access.size) == 0:
+            return base.new_empty(access.size)
+        place = torch.full(access.size, access.offset)
+        for dim, (n, stride) in enumerate(zip(access.size, access.stride, strict=True)):
+            shape = [n if d == dim else 1 for d in range(len(access.size))]
             place = place + (torch.arange(n) * stride).reshape(shape)
         return memory.reshape(-1)[place]
-    cut = memory.reshape(plan.shape)[tuple(slice(a, b, c) for a, b, c in zip(plan.start, plan.limit, plan.step, strict=True))]
-    return cut.reshape(plan.picked).permute(plan.out).reshape(plan.keep).expand(plan.size)
+    cut = memory.reshape(access.shape)[
+        tuple(slice(a, b, c) for a, b, c in zip(access.start, access.limit, access.step, strict=True))
+    ]
+    return cut.reshape(access.picked).permute(access.out).reshape(access.keep).expand(access.size)
 
 
 def random_view(x: torch.Tensor, rng: random.Random) -> torch.Tensor:
@@ -69,9 +71,9 @@ def test_plans_agree_with_strides(seed):
         view = base
         for _ in range(rng.randrange(5)):
             view = random_view(view, rng)
-        plan = plan_view(Geometry.of(base), Geometry.of(view))
-        kinds[type(plan)] += 1
-        torch.testing.assert_close(read(plan, base), view, rtol=0, atol=0)
+        access = access_of(Geometry.of(base), Geometry.of(view))
+        kinds[type(access)] += 1
+        torch.testing.assert_close(read(access, base), view, rtol=0, atol=0)
     assert kinds[Slices] > 3 * kinds[Gather] > 0
 
 
@@ -80,11 +82,11 @@ def test_views_outside_of_their_base(view):
     x = torch.arange(36.0).reshape(6, 6)
     base = x[1:] if view(x).numel() == 36 else x[:, ::2]
     with pytest.raises(OutOfBase):
-        plan_view(Geometry.of(base), Geometry.of(view(x)))
+        access_of(Geometry.of(base), Geometry.of(view(x)))
 
 
 def test_usual_views_are_slices():
     x = torch.arange(24.0).reshape(2, 3, 4)
     for view in (x, x[0], x[:, 1:], x.transpose(0, 2), x.view(6, 4), x.view(-1)[5:9], x[:, None].expand(2, 5, 3, 4)):
-        assert isinstance(plan_view(Geometry.of(x), Geometry.of(view)), Slices)
-    assert isinstance(plan_view(Geometry.of(x), Geometry.of(x.view(-1).unfold(0, 5, 3))), Gather)
+        assert isinstance(access_of(Geometry.of(x), Geometry.of(view)), Slices)
+    assert isinstance(access_of(Geometry.of(x), Geometry.of(x.view(-1).unfold(0, 5, 3))), Gather)

@@ -7,7 +7,7 @@ import pytest
 from jax.extend import core
 
 from pure_backend.jax_bridge.fusion import bounded
-from pure_backend.jax_bridge.lower import lowered_stage
+from pure_backend.jax_bridge.lower import to_hlo
 from pure_backend.jax_bridge.platform import compile_options, for_platform
 
 
@@ -29,7 +29,7 @@ def _deep(pre_norm, depth):
 
 
 def _compiled(jaxpr):
-    return lowered_stage(jaxpr, "cpu").compile(compile_options("cpu"))
+    return to_hlo(jaxpr, "cpu").compile(compile_options("cpu"))
 
 
 def _largest_kernel(compiled):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pure_backend.ir.geometry import Geometry
-from pure_backend.ir.views import Gather, OutOfBase, Plan, plan_view
+from pure_backend.ir.views import Access, Gather, OutOfBase, access_of
 from pure_backend.jax_bridge.avals import to_jax_dtype
 from pure_backend.jax_bridge.lowerings.registry import Site, lowers, unsupported
 from pure_backend.jax_bridge.lowerings.values import keep_gradient_of
@@ -18,7 +18,7 @@ from pure_backend.jax_bridge.lowerings.values import keep_gradient_of
 def read_view(site: Site, value, base: Geometry, view: Geometry):
     """The elements a view shows, from the value of its base."""
     memory, base, parts = _common_type(value, base, view)
-    out = _read(memory, plan_view(base, parts))
+    out = _read(memory, access_of(base, parts))
     out = _from_parts(out, to_jax_dtype(view.dtype))
     out = jnp.conj(out) if view.conj else out
     return -out if view.neg else out
@@ -30,14 +30,14 @@ def write_view(site: Site, value, new, base: Geometry, view: Geometry):
     memory, memory_base, parts = _common_type(value, base, view)
     new = -new if view.neg else new
     new = jnp.conj(new) if view.conj else new
-    written = _write(memory, _to_parts(new.astype(to_jax_dtype(view.dtype)), memory.dtype), plan_view(memory_base, parts))
+    written = _write(memory, _to_parts(new.astype(to_jax_dtype(view.dtype)), memory.dtype), access_of(memory_base, parts))
     return _from_parts(written, value.dtype)
 
 
 @lowers("as_strided", "as_strided_copy")
 def as_strided(site: Site, x, size, stride, storage_offset=None):
     """Elements by stride, counted from where `x` lies in memory."""
-    return _read(x, _strided_plan(site, size, stride, storage_offset))
+    return _read(x, _strided_access(site, size, stride, storage_offset))
 
 
 @lowers("as_strided_scatter")
@@ -45,16 +45,16 @@ def as_strided_scatter(site: Site, x, source, size, stride, storage_offset=None)
     """`x` with the elements at strides replaced."""
     if site.args[0].requires_grad:
         raise unsupported(site, "eager's gradient of as_strided_scatter goes to the elements that were replaced")
-    return _write(x, source.astype(x.dtype), _strided_plan(site, size, stride, storage_offset))
+    return _write(x, source.astype(x.dtype), _strided_access(site, size, stride, storage_offset))
 
 
-def _strided_plan(site: Site, size, stride, storage_offset) -> Plan:
-    """The plan of a view by strides; they count along the memory of the first argument as eager has it."""
+def _strided_access(site: Site, size, stride, storage_offset) -> Access:
+    """Where a view by strides lies; they count along the memory of the first argument as eager has it."""
     base = Geometry.of(site.args[0])
     offset = base.offset if storage_offset is None else storage_offset
     view = base._replace(size=tuple(size), stride=tuple(stride), offset=offset)
     try:
-        return plan_view(base, view)
+        return access_of(base, view)
     except OutOfBase as error:
         raise unsupported(site, f"strides show memory beyond the tensor they are taken of ({error})") from error
 
@@ -101,44 +101,44 @@ def _from_parts(parts, dtype):
     return parts.astype(bool) if dtype == jnp.bool_ else lax.bitcast_convert_type(parts, dtype)
 
 
-def _read(value, plan: Plan):
-    memory = jnp.transpose(value, plan.order)
-    if isinstance(plan, Gather):
-        if math.prod(plan.size) == 0:
-            return jnp.zeros(plan.size, value.dtype)
-        return memory.reshape(-1)[_places(plan)]
-    cut = lax.slice(memory.reshape(plan.shape), plan.start, plan.limit, plan.step)
-    return jnp.broadcast_to(cut.reshape(plan.picked).transpose(plan.out).reshape(plan.keep), plan.size)
+def _read(value, access: Access):
+    memory = jnp.transpose(value, access.order)
+    if isinstance(access, Gather):
+        if math.prod(access.size) == 0:
+            return jnp.zeros(access.size, value.dtype)
+        return memory.reshape(-1)[_places(access)]
+    cut = lax.slice(memory.reshape(access.shape), access.start, access.limit, access.step)
+    return jnp.broadcast_to(cut.reshape(access.picked).transpose(access.out).reshape(access.keep), access.size)
 
 
-def _write(value, new, plan: Plan):
-    memory = jnp.transpose(value, plan.order)
-    if isinstance(plan, Gather):
-        if math.prod(plan.size) == 0:
+def _write(value, new, access: Access):
+    memory = jnp.transpose(value, access.order)
+    if isinstance(access, Gather):
+        if math.prod(access.size) == 0:
             return value
-        written = memory.reshape(-1).at[_places(plan)].set(new).reshape(memory.shape)
+        written = memory.reshape(-1).at[_places(access)].set(new).reshape(memory.shape)
     else:
-        written = _write_slices(memory.reshape(plan.shape), new, plan).reshape(memory.shape)
-    return jnp.transpose(written, _inverse(plan.order))
+        written = _write_slices(memory.reshape(access.shape), new, access).reshape(memory.shape)
+    return jnp.transpose(written, _inverse(access.order))
 
 
-def _write_slices(memory, new, plan):
-    ordered = new.reshape([n for n in plan.keep if n != 1])
-    ordered = ordered.transpose(_inverse(plan.out))
-    extent = [-(-(b - a) // s) for a, b, s in zip(plan.start, plan.limit, plan.step, strict=True)]
+def _write_slices(memory, new, access):
+    ordered = new.reshape([n for n in access.keep if n != 1])
+    ordered = ordered.transpose(_inverse(access.out))
+    extent = [-(-(b - a) // s) for a, b, s in zip(access.start, access.limit, access.step, strict=True)]
     box = ordered.reshape(extent)
     if tuple(extent) == memory.shape:
         return box
-    index = tuple(slice(a, b, s) for a, b, s in zip(plan.start, plan.limit, plan.step, strict=True))
+    index = tuple(slice(a, b, s) for a, b, s in zip(access.start, access.limit, access.step, strict=True))
     return memory.at[index].set(box)
 
 
-def _places(plan: Gather):
-    place = jnp.full((), plan.offset, jnp.int64)
-    for dim, (n, stride) in enumerate(zip(plan.size, plan.stride, strict=True)):
+def _places(access: Gather):
+    place = jnp.full((), access.offset, jnp.int64)
+    for dim, (n, stride) in enumerate(zip(access.size, access.stride, strict=True)):
         if n > 1 and stride:
-            place = place + (jnp.arange(n) * stride).reshape([n if d == dim else 1 for d in range(len(plan.size))])
-    return jnp.broadcast_to(place, plan.size)
+            place = place + (jnp.arange(n) * stride).reshape([n if d == dim else 1 for d in range(len(access.size))])
+    return jnp.broadcast_to(place, access.size)
 
 
 def _inverse(order: tuple[int, ...]) -> list[int]:

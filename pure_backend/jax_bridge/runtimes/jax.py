@@ -61,10 +61,10 @@ class JaxRuntime:
 
     def compile(self, lowered: Lowered) -> Executable:
         """Compile with XLA."""
-        with counters.stage("compile"):
-            compiled = in_bare_thread(lambda: lowered.stage.compile(compile_options(self.platform)))
+        with counters.timed("compile"):
+            compiled = in_bare_thread(lambda: lowered.hlo.compile(compile_options(self.platform)))
         run = _waiting(function_of(compiled, self.device, lowered.outputs))
-        return Executable(run, lambda: serialize(lowered.stage, compiled))
+        return Executable(run, lambda: serialize(lowered.hlo, compiled))
 
     def load(self, serialized: bytes, outputs: Sequence[jax.ShapeDtypeStruct]) -> Run:
         """The function of an executable that another process compiled."""

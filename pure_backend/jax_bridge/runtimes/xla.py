@@ -51,10 +51,10 @@ class XlaRuntime:
         Raises:
             UnsupportedOperatorError: It calls code that lies in jaxlib, which torch_xla's XLA cannot find.
         """
-        if missing := custom_calls(lowered.stage) & frozenset(jaxlibs_custom_calls(self.platform)):
+        if missing := custom_calls(lowered.hlo) & frozenset(jaxlibs_custom_calls(self.platform)):
             raise UnsupportedOperatorError(f"torch_xla's XLA lacks {', '.join(sorted(missing))}, whose code is in jaxlib")
-        proto = lowered.stage.compiler_ir("hlo").as_serialized_hlo_module_proto()
-        return Executable(self.load(proto, lowered.outputs), lambda: proto if names_its_calls(lowered.stage) else None)
+        proto = lowered.hlo.compiler_ir("hlo").as_serialized_hlo_module_proto()
+        return Executable(self.load(proto, lowered.outputs), lambda: proto if names_its_calls(lowered.hlo) else None)
 
     def load(self, serialized: bytes, outputs: Sequence[Any]) -> Run:
         """The function of a serialized HLO module."""

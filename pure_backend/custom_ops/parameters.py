@@ -56,21 +56,21 @@ list of arrays, or the static value."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Signature:
+class Parameters:
     """The parameters of a JAX function.
 
     Attributes:
         op: The operator's name, for messages.
-        parameters: In order.
+        each: In order.
         returns: Torch's return annotation.
     """
 
     op: str
-    parameters: tuple[Parameter, ...]
+    each: tuple[Parameter, ...]
     returns: Any
 
     @classmethod
-    def of(cls, op: str, fn: Callable[..., Any]) -> Signature:
+    def of(cls, op: str, fn: Callable[..., Any]) -> Parameters:
         """Read the annotations of a function.
 
         Raises:
@@ -87,7 +87,7 @@ class Signature:
     def schema(self, returns: Any, mutated: tuple[str, ...]) -> str:
         """Torch's schema of an operator with these parameters that returns and writes such things."""
         inferred = torch.library.infer_schema(self._prototype(returns), mutates_args=mutated)
-        for p in self.parameters:
+        for p in self.each:
             if isinstance(p.default, (tuple, list)):
                 inferred = inferred.replace(f'{p.name}="{_spelled(p.default)}"', f"{p.name}={_spelled(p.default)}")
         return inferred
@@ -100,7 +100,7 @@ class Signature:
         keyword, plain = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
         parameters = [
             inspect.Parameter(p.name, keyword if p.keyword else plain, default=_spelled(p.default), annotation=p.annotation)
-            for p in self.parameters
+            for p in self.each
         ]
         function.__signature__ = inspect.Signature(parameters, return_annotation=returns)  # type: ignore[attr-defined]
         return function
@@ -111,13 +111,11 @@ class Signature:
         Raises:
             TypeError: One has none, or there are arguments without a parameter.
         """
-        names = [p.name for p in self.parameters]
+        names = [p.name for p in self.each]
         unknown = [name for name in kwargs if name not in names[len(args) :]]
         if len(args) > len(names) or unknown:
             raise TypeError(f"{self.op}() takes {names}; got {len(args)} positional arguments and {sorted(kwargs)}")
-        missing = [
-            p.name for p in self.parameters[len(args) :] if p.name not in kwargs and p.default is inspect.Parameter.empty
-        ]
+        missing = [p.name for p in self.each[len(args) :] if p.name not in kwargs and p.default is inspect.Parameter.empty]
         if missing:
             raise TypeError(f"{self.op}() is missing {', '.join(map(repr, missing))}; it takes {names}")
 
@@ -125,7 +123,7 @@ class Signature:
         """The tensors of a call, and the rest of it."""
         tensors: list[torch.Tensor] = []
         structure = []
-        for i, parameter in enumerate(self.parameters):
+        for i, parameter in enumerate(self.each):
             value = args[i] if i < len(args) else kwargs.get(parameter.name, parameter.default)
             structure.append(_flattened(parameter, value, tensors))
         return tensors, tuple(structure)
@@ -143,7 +141,7 @@ class Signature:
     ) -> tuple[list, dict]:
         remaining = iter(values)
         args, kwargs = [], {}
-        for parameter, part in zip(self.parameters, structure, strict=True):
+        for parameter, part in zip(self.each, structure, strict=True):
             if parameter.kind in (_ARRAY, _OPTIONAL):
                 value = next(remaining) if part else None
             elif parameter.kind == _ARRAYS:
@@ -160,14 +158,14 @@ class Signature:
         """For each tensor of a call the parameter that it was given for."""
         counts = [
             part if p.kind == _ARRAYS else int(bool(part)) if p.kind != _STATIC else 0
-            for p, part in zip(self.parameters, structure, strict=True)
+            for p, part in zip(self.each, structure, strict=True)
         ]
-        return [p.name for p, count in zip(self.parameters, counts, strict=True) for _ in range(count)]
+        return [p.name for p, count in zip(self.each, counts, strict=True) for _ in range(count)]
 
     def dims(self, structure: Structure, in_dims: Sequence[Any]) -> list[int | None]:
         """The batch dimension of each tensor of a call; None, or no entry at all, is a tensor without one."""
         found: list[int | None] = []
-        for i, (parameter, part) in enumerate(zip(self.parameters, structure, strict=True)):
+        for i, (parameter, part) in enumerate(zip(self.each, structure, strict=True)):
             given = in_dims[i] if i < len(in_dims) else None
             if parameter.kind == _ARRAYS:
                 found += [None] * part if given is None else given
@@ -177,7 +175,7 @@ class Signature:
 
     def arrays(self) -> list[str]:
         """The names of the parameters that take arrays."""
-        return [p.name for p in self.parameters if p.kind != _STATIC]
+        return [p.name for p in self.each if p.kind != _STATIC]
 
 
 def _spelled(default: Any) -> Any:
