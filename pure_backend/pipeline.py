@@ -66,20 +66,22 @@ class Draft:
     options: Options
     alone: Sequence[torch.Tensor]
     fakes: Fakes
-    border: Border | None = None
+    device: torch.device | None = None
     reach: Reach = lambda tensor: frozenset()
+    border: Border | None = None
     functional: Functional | None = None
 
 
 def _propagate(draft: Draft) -> Draft:
     """Facts in every node, for these arguments."""
+    device = check_inputs(draft.gm, draft.args)
     fake_mode, fakes = draft.fakes(draft.gm, draft.args)
     with counters.timed("propagate"):
         reach = gradient_reach(fakes)
         impurities = propagate(draft.gm, fakes, fake_mode, has_lowering)
     if impurities:
         raise ImpureGraphError(impurities)
-    return dataclasses.replace(draft, reach=reach)
+    return dataclasses.replace(draft, device=device, reach=reach)
 
 
 def _unwrap(draft: Draft) -> Draft:
@@ -151,16 +153,15 @@ def prepare(
         DeviceError: The arguments lie on several devices.
         ImpureGraphError: With every node that cannot be in a program.
     """
-    device = check_inputs(gm, args)
     draft = Draft(gm, args, options, alone, fakes)
     for run in OF_A_CALL:
         draft = run(draft)
         (draft.functional or draft).gm.graph.lint()
-    return _finished(draft, device)
+    return _finished(draft)
 
 
-def _finished(draft: Draft, device: torch.device) -> Prepared:
+def _finished(draft: Draft) -> Prepared:
     functional = draft.functional
     results = zip(functional.gm.graph.output_node().args[0], functional.differentiable, strict=True)
     reach = (draft.reach(facts(node).value) if carries else () for node, carries in results)
-    return Prepared(functional, tuple(map(functional.inputs.of, reach)), device, draft.gm, draft.border)
+    return Prepared(functional, tuple(map(functional.inputs.of, reach)), draft.device, draft.gm, draft.border)
