@@ -1,4 +1,4 @@
-"""A JAX function's parameters: which are arrays and which are static, and torch's schema for them."""
+"""A JAX function's parameters: arrays or static values, and torch's schema for them."""
 
 from __future__ import annotations
 

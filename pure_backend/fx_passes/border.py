@@ -16,7 +16,7 @@ from pure_backend.ir.wrapper import Structure
 
 @dataclasses.dataclass(frozen=True)
 class Carrier:
-    """Plain inputs that nothing reads and that the gradient of a wrapper comes back through.
+    """Plain inputs that no node reads: they only carry the gradient of a wrapper back.
 
     Attributes:
         input: The position of the wrapper among the arguments.

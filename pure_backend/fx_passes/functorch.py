@@ -34,7 +34,7 @@ def group_regions(gm: fx.GraphModule) -> None:
 def _stretches(nodes: list[fx.Node]) -> list[tuple[int, int]]:
     """The first and the last node of each stretch.
 
-    The function that `torch.func.vjp` gives differentiates values of a level that was left before: a stretch goes on to there.
+    The function from `torch.func.vjp` differentiates values of a level already left: the stretch extends to its call.
     """
     place = {node: i for i, node in enumerate(nodes)}
     spans, depth, entered = [], 0, 0

@@ -41,7 +41,7 @@ def functionalize(gm: fx.GraphModule) -> Functional:
 
     Raises:
         ImpureGraphError: A write of one node cannot be expressed.
-        UnsupportedOperatorError: The inputs that the graph writes overlap in a way that cannot be expressed.
+        UnsupportedOperatorError: The written inputs overlap in a way no program can express.
     """
     return _Pass(gm).run()
 
@@ -228,7 +228,7 @@ class _Pass:
             self.cells[storage] = _Cell(known.geometry, self.env[node], known.geometry.requires_grad)
 
     def visit_calls(self, node: fx.Node, calls: list[tuple[str, tuple, dict[str, Any]]]) -> None:
-        """A node that writes by several methods in turn, each of which writes its first argument."""
+        """A node that writes by several methods in turn; each writes its first argument."""
         if facts(node).recorded:
             raise UnsupportedOperatorError(
                 "a list operator on tensors that share memory: autograd sees only some of its writes"
@@ -266,7 +266,7 @@ class _Pass:
         return [node for node in views if facts(node).geometry.requires_grad and node not in self.detached]
 
     def same(self, arg: fx.Node) -> list[fx.Node]:
-        """The nodes whose value is the same tensor, which an operator in place returned."""
+        """The nodes with the same tensor as value: operators in place return their argument."""
         return [node for node in self.gm.graph.nodes if node.op != "output" and facts(node).value is facts(arg).value]
 
     def value(self, node: fx.Node) -> torch.Tensor:

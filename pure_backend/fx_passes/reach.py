@@ -41,7 +41,7 @@ def gradient_reach(args: Sequence[Any]) -> Reach:
 
 
 def _edge(tensor: torch.Tensor) -> Any:
-    """The autograd node that a tensor's gradient goes to first, and which of its outputs the tensor is."""
+    """The autograd node where a tensor's gradient goes first, and the tensor's output index there."""
     with torch.inference_mode(False):
         edge = torch.autograd.graph.get_gradient_edge(tensor)
     return (edge.node, edge.output_nr)

@@ -1,6 +1,6 @@
 """Grad-mode and autocast nodes of a graph that is cut into stages: every stage opens the regions that its own nodes were in.
 
-A region is what lies between a node that enters a mode and the node that leaves it, which names the first. Recording of
+A region lies between a node that enters a mode and the node that leaves it; the second has the first as argument. Recording of
 gradients is also switched by single nodes. Both are followed along the original graph, and repeated where a stage needs them.
 """
 

@@ -71,7 +71,7 @@ def _used_outside(nodes: Sequence[fx.Node]) -> list[int]:
 
 
 def _inputs(nodes: Sequence[fx.Node]) -> list[fx.Node]:
-    """The nodes outside that a stretch is given, but for graphs, which its body holds itself."""
+    """The operands of a stretch from outside, without graphs: its body holds those itself."""
     inside = set(nodes)
     outside = dict.fromkeys(arg for node in nodes for arg in node.all_input_nodes if arg not in inside)
     return [arg for arg in outside if arg.op != "get_attr"]

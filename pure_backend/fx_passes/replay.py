@@ -49,7 +49,7 @@ def view_between(origin: fx.Node, node: fx.Node) -> View:
 
 
 def view_by_strides(origin: fx.Node, node: fx.Node, place: Geometry) -> View:
-    """The view of `origin` that shows what lies at a place, which is where `node` lies after its shape was changed."""
+    """The view of `origin` at a place: where `node` lies after its shape was changed."""
     detach = facts(origin).geometry.requires_grad and not facts(node).value.requires_grad
     return View(None, (place.size, place.stride, place.offset), detach)
 
@@ -59,7 +59,7 @@ SAME = View(None, None, False)
 
 
 def view_of_output(origin: fx.Node, node: fx.Node) -> View | None:
-    """The view that makes `node` from a program output, which is contiguous, or None where it cannot be made from it."""
+    """The view from a program output, which is contiguous, to `node`; None where there is no such view."""
     start, end = facts(origin).geometry, facts(node).geometry
     if _path(origin, node) is not None or start.same_place(end):
         return view_between(origin, node)

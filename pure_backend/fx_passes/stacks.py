@@ -25,11 +25,11 @@ from pure_backend.ir.region import Chain
 
 
 def hoist_stacks(functional: Functional, kept: Iterable[int]) -> Functional:
-    """Give the loops of a functional graph, which is edited, the stacks of arguments that nothing else reads.
+    """Give the loops of a functional graph the stacks of arguments that nothing else reads; the graph is edited.
 
     Args:
         functional: The graph.
-        kept: Arguments that stay inputs by themselves, beside those that are written or donated.
+        kept: Arguments that stay inputs by themselves, like written and donated ones.
 
     Returns:
         The graph with what its inputs are now.

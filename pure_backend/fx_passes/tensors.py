@@ -11,7 +11,7 @@ from pure_backend.ir.facts import facts
 
 
 def tensors_only(functional: Functional) -> Functional:
-    """The graph, which is edited, without the placeholders that are no tensors.
+    """The graph without placeholders of other types than tensor; it is edited.
 
     Before: `f(x, 3)` with `%y = mul(%x, 3)`; after: `f(x)` with the same node.
     """

@@ -235,7 +235,7 @@ class _Pass:
         return Border(gm, structures, tuple(self.carriers), tuple(self.constants), wraps, places, spec)
 
     def first(self, leaf: fx.Node) -> fx.Node:
-        """The first node whose value is the very wrapper that a leaf is: what is written in place stays one object."""
+        """The first node with the very wrapper of a leaf as value: a wrapper written in place stays one object."""
         value = facts(leaf).value
         return next(node for node in self.nodes if facts(node).value is value) if is_wrapper(value) else leaf
 

@@ -40,7 +40,7 @@ def node_text(node: fx.Node, gm: fx.GraphModule) -> tuple[str, tuple[Any, ...]]:
 
 
 def foreign(gm: fx.GraphModule) -> Iterator[tuple[fx.Node, Any]]:
-    """The functions and operators of a graph that are not torch's, Python's or this package's, with the nodes that name them.
+    """The foreign functions and operators of a graph (not torch's, Python's or this package's), with the nodes that name them.
 
     Their names say what they compute for the life of this process only: their authors may change them before the next one.
     """

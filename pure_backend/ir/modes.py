@@ -1,4 +1,4 @@
-"""The thread-wide modes that nodes of a graph may change, recording of gradients and autocast, and those that see what runs."""
+"""Thread-wide modes: recording of gradients and autocast, which nodes may change, and hooks on saved tensors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def no_autocast() -> contextlib.AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def saved_tensors_unseen() -> Iterator[None]:
-    """Keep what is saved inside from the hooks that the user has on saved tensors.
+    """Hide what is saved inside from the user's hooks on saved tensors.
 
     The fake tensors of a trace are nobody's saved tensors: `torch.utils.checkpoint` counts what its hooks see, in the forward
     and when it computes again.

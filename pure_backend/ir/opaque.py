@@ -9,7 +9,7 @@ import torch
 
 
 def opaque(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that Dynamo neither traces nor enters, nor anything that it calls; it costs 0.5 us a call.
+    """A function that Dynamo neither traces nor enters, with all that it calls; it costs 0.5 us a call.
 
     Dynamo enters every Python frame that runs between two graphs of a compiled function: torch calls the backward of a
     node, the kernel of an operator and the callback of a weak reference there.

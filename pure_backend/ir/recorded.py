@@ -63,7 +63,7 @@ class _NoLeaf(torch.autograd.Function):
 
 
 class _Followed(TorchDispatchMode):
-    """Shows in the graph that is traced which tensors autograd does not follow."""
+    """Shows in the traced graph which tensors autograd does not follow."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -24,7 +24,7 @@ class Repetition(NamedTuple):
 
 
 def repetitions(items: Sequence[Hashable], shortest: int) -> list[Repetition]:
-    """Repeated stretches that do not overlap, those that save the most first.
+    """Repeated stretches without overlap, the largest saving first.
 
     Windows of 1, 2, 4, ... items get a number each, from the numbers of their halves. Where windows of one width equal those a
     constant distance before them, a stretch is repeated: as often as the distance fits if it is longer than the distance (a

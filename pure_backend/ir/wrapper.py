@@ -176,7 +176,7 @@ def _identity(value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Itself:
-    """A value that can only be told by what object it is."""
+    """A value that equals itself only."""
 
     value: Any
 

@@ -28,7 +28,7 @@ from pure_backend.jax_bridge.trace import Walker, tracing
 
 @contextlib.contextmanager
 def attributed(gm: fx.GraphModule, device: torch.device, remat: Any) -> Iterator[None]:
-    """Make an error that is raised in this scope the impurity of the nodes that fail by themselves, or of the whole graph.
+    """Turn an error in this scope into impurities of the nodes that fail by themselves, or of the whole graph.
 
     Args:
         gm: The functional graph that is compiled inside.

@@ -1,4 +1,4 @@
-"""A program's executables: those that a process stored on disk, and new ones, which are lowered, compiled and stored."""
+"""A program's executables: those stored on disk before, and new ones, which are lowered, compiled and stored."""
 
 from __future__ import annotations
 

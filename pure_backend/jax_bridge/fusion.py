@@ -5,8 +5,8 @@ through all layers of a model: with layer norm each kernel of layer n computes t
 compile time and run time grow with the square of the depth (measured: forward and backward of 50 layers compile 105 s, with
 bounds 6 s). So a barrier is put behind a value whose chain is long.
 
-A product that sums over leading dimensions, as the gradient of a weight does, is preceded by a copy that makes them the last
-ones, and XLA:CPU fuses the chain into that copy: it then computes in the order of the transposed result, and reads each operand
+Before a product that sums over leading dimensions, such as the gradient of a weight, XLA puts a copy with these last, and
+XLA:CPU fuses the chain into that copy: it then computes in the order of the transposed result, and reads each operand
 of the chain with a stride (measured: the gradient of a gated layer's weight 2.1 and 2.6 ms, with a barrier 1.3 and 0.7, in
 jaxlib 0.8 and 0.10). So a barrier is put behind such an operand, too.
 
@@ -75,7 +75,7 @@ def _without_barrier(eqn: Any) -> Any:
 
 
 def _transposed(eqn: Any) -> list[Any]:
-    """The operands of a product that XLA first copies so that another dimension is the last.
+    """The operands of a product that XLA first copies, with another dimension last.
 
     It copies unless there is one dimension to sum over, at most one other in each operand, and batch dimensions come first
     (xla/hlo/transforms/expanders/dot_decomposer.cc).

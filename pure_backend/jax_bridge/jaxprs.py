@@ -1,4 +1,4 @@
-"""Jaxprs with other outputs, without what is not needed, and rewritten, those inside of equations first."""
+"""Jaxprs with other outputs, without dead code, and rewritten from the inside out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def primitives(jaxpr: Any) -> set[str]:
 
 
 def dce_jaxpr(jaxpr: Any) -> tuple[Any, list[bool]]:
-    """A jaxpr without what its outputs do not need, and which of its inputs are left."""
+    """A jaxpr without dead code, and which of its inputs are left."""
     from jax._src.interpreters import partial_eval
 
     pruned, used = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[:2]
@@ -42,7 +42,7 @@ def rewritten(jaxpr: Any, rewrite: Rewrite, in_small_loops: Rewrite) -> Any:
         rewrite: From an open jaxpr, whose inner ones are rewritten already, to another; it returns its argument to leave it
             alone. A jaxpr that several equations share is rewritten once, so that it stays one function of the HLO. Bodies of
             Pallas kernels are left alone: they are another language.
-        in_small_loops: The same, for what is inside of a loop whose results are small.
+        in_small_loops: The same, inside of loops with small results.
     """
     inner = _Rewriter(rewrite, in_small_loops).open(jaxpr.jaxpr, False)
     return jaxpr if inner is jaxpr.jaxpr else core.ClosedJaxpr(inner, jaxpr.consts)

@@ -1,4 +1,4 @@
-"""Why a program was not found: what its key has that the nearest known key has not."""
+"""Why a program was not found: how its key differs from the nearest known key."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _SHOWN = 3
 
 
 def key_difference(key: Any, known: Iterable[Any]) -> str:
-    """The lines in which a key differs from the known key that shares most with it, in words."""
+    """The lines in which a key differs from the nearest known key, in words."""
     lines = list(_lines(key))
     alike = [other for other in map(list, map(_lines, known)) if len(other) == len(lines)]
     if not alike:

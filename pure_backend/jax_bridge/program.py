@@ -112,7 +112,7 @@ class Program:
             return self._new_forward() if stored is None else stored.call
 
     def prepare(self) -> None:
-        """Make what may fail while a failure still has a way out: the forward, and a backward that may call what it does not.
+        """Make what may fail while a failure still has a way out: the forward, and a backward with custom calls of its own.
 
         Raises:
             UnsupportedOperatorError: The runtime lacks what they call.

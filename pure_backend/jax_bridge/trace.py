@@ -57,7 +57,7 @@ def trace(gm: fx.GraphModule, avals: Sequence[jax.ShapeDtypeStruct]) -> tuple[An
         A closed jaxpr of `(*tensors, key: u32[2]) -> outputs`, and whether it uses the key.
 
     Raises:
-        ImpureGraphError: With every node that has no lowering, or whose lowering fails.
+        ImpureGraphError: With every node without a lowering, or with one that fails.
     """
     used = []
 

@@ -109,7 +109,7 @@ def differentiate(
 
 
 def rematerialized(function: Callable[..., Any], remat: str | Callable[..., Any]) -> Callable[..., Any]:
-    """A function whose derivative keeps what a residual policy says."""
+    """A function with a residual policy for its derivative."""
     if remat == "none":
         return function
     policy = remat if callable(remat) else {"auto": _keep_dear, "full": _keep_nothing}[remat]
@@ -144,7 +144,7 @@ def _keep_dear(primitive: Any, *_: Any, **params: Any) -> bool:
 
 
 def _split(forward: Any, outputs: int, tree: Any, cotangents: tuple, written: frozenset[int]) -> Derivative:
-    """Which residuals are inputs, which repeat, and which the backward does not use."""
+    """The derivative by a forward and its vjp, without residuals that are inputs, repeat, or are not read."""
     saved = forward.jaxpr.outvars[outputs:]
     pullback, used = _pullback(tree, saved, cotangents)
     position = {v: i for i, v in enumerate(forward.jaxpr.invars) if i not in written}
@@ -171,7 +171,7 @@ def _split(forward: Any, outputs: int, tree: Any, cotangents: tuple, written: fr
 
 
 def _pullback(tree: Any, saved: Sequence[Any], cotangents: tuple) -> tuple[Callable[..., Any], list[bool]]:
-    """The vjp as a function of those leaves and cotangents that it reads, and which of them it does."""
+    """The vjp as a function of the leaves and cotangents it reads, and a mask of these among all."""
 
     def backward(leaves, cotangents):
         vjp = jax.tree.unflatten(tree, leaves)

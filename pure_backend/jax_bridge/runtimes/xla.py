@@ -49,7 +49,7 @@ class XlaRuntime:
         """The program as an XlaComputation; torch_xla compiles it with the graph that it is inlined into.
 
         Raises:
-            UnsupportedOperatorError: It calls code that lies in jaxlib, which torch_xla's XLA cannot find.
+            UnsupportedOperatorError: It calls code in jaxlib, where torch_xla's XLA cannot find it.
         """
         if missing := custom_calls(lowered.hlo) & frozenset(jaxlibs_custom_calls(self.platform)):
             raise UnsupportedOperatorError(f"torch_xla's XLA lacks {', '.join(sorted(missing))}, whose code is in jaxlib")
