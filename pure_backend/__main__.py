@@ -6,13 +6,19 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from pure_backend.errors import PureBackendError
 from pure_backend.inspect import report_environment
+from pure_backend.inspect.plan import mesh_of, plan_tables, plan_target
 from pure_backend.inspect.target import TargetError, explain_target
 from pure_backend.jax_bridge.disk_cache import disk_cache
 
 _EXPLAIN = (
     "FUNCTION is called without arguments and returns what to explain: a function or module and a tuple of its arguments, "
     "`return model, (x,)`, or `return model, (x,), {'mask': mask}`. It is compiled and called once."
+)
+_PLAN = (
+    "FUNCTION is called without arguments and returns what to compile and its arguments, `return step, (x, y)`, or also "
+    "keywords of compile_for_tpu, `return step, (x, y), {'mesh': {'dp': 4, 'tp': 4}, 'rules': {...}}`. Nothing is run."
 )
 
 
@@ -43,6 +49,11 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("target", metavar="FILE:FUNCTION")
     explain.add_argument("--html", metavar="PATH", help="also write the report as a page, with a picture of each graph")
     explain.set_defaults(run=_explain)
+    plan = commands.add_parser("plan", help="show what a function or step would cost on a TPU slice", description=_PLAN)
+    plan.add_argument("target", metavar="FILE:FUNCTION")
+    plan.add_argument("--topology", default="v5e:2x2", help="a generation and the extent of a slice, v5e:8x8")
+    plan.add_argument("--mesh", type=str, help="axes and their sizes, dp=8,tp=8, instead of the function's")
+    plan.set_defaults(run=_plan)
     cache = commands.add_parser("cache", help="show the disk cache: its folder, entries and bytes")
     cache.add_argument("--clear", action="store_true", help="remove all entries")
     cache.set_defaults(run=_cache)
@@ -99,6 +110,21 @@ def _explain(args: argparse.Namespace) -> int:
     print(report)
     if args.html:
         print(f"page: {report.save_html(args.html)}")
+    return 0
+
+
+def _plan(args: argparse.Namespace) -> int:
+    import rich
+
+    try:
+        program = plan_target(args.target, args.topology, mesh_of(args.mesh) if args.mesh else None)
+    except (TargetError, PureBackendError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    for table in plan_tables(program):
+        rich.print(table)
+    for warning in program.warnings:
+        print(f"warning: {warning}")
     return 0
 
 

@@ -148,6 +148,12 @@ def _index(text: str) -> int:
     return int(text.split(",")[0]) if text.strip() else 0
 
 
+def bytes_of(shape: str) -> int:
+    """The size of a value, `f32[8,128]`, without the padding of tiles."""
+    found = _SHAPE.match(shape)
+    return _bytes(found) if found else 0
+
+
 def _bytes(shape: re.Match) -> int:
     dtype, dims = shape.groups()
     bits = 8 if dtype == "pred" else int(re.search(r"\d+", dtype)[0])  # type: ignore[index]

@@ -1,4 +1,4 @@
-"""What `python -m pure_backend explain FILE:FUNCTION` names."""
+"""What `python -m pure_backend explain FILE:FUNCTION` and `plan FILE:FUNCTION` name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MODULE_NAME = "explained"
 
 
 class TargetError(ValueError):
-    """The words after `explain` do not name something that can be explained."""
+    """The words after the command do not name something that it can take."""
 
 
 def explain_target(target: str) -> Report:
@@ -28,11 +28,12 @@ def explain_target(target: str) -> Report:
     Raises:
         TargetError: There is no such file or function, or it returns something else.
     """
-    fn, args, kwargs = _call_of(target)
+    fn, args, kwargs = call_of(target)
     return explain(fn)(*args, **kwargs)
 
 
-def _call_of(target: str) -> tuple[Callable[..., Any], tuple, dict]:
+def call_of(target: str) -> tuple[Callable[..., Any], tuple, dict]:
+    """What a function in a file returns: something to call, its arguments and keywords, see `explain_target`."""
     made = _function(target)()
     if isinstance(made, tuple) and len(made) in (2, 3) and callable(made[0]) and isinstance(made[1], (tuple, list)):
         kwargs = made[2] if len(made) == 3 else {}

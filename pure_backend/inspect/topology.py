@@ -27,9 +27,14 @@ _CHANGED_BY_JAX = ("TPU_LIBRARY_PATH",)
 _lock = threading.Lock()
 
 
-@functools.cache
 def tpu_device(topology: str) -> Any:
-    """The first device of a TPU topology that is described, not present.
+    """The first device of a TPU topology, see `tpu_topology`."""
+    return tpu_topology(topology).devices[0]
+
+
+@functools.cache
+def tpu_topology(topology: str) -> Any:
+    """A TPU topology that is described, not present, with all its devices.
 
     Args:
         topology: A generation and the extent of a slice, as `"v5e:2x2"`.
@@ -42,7 +47,7 @@ def tpu_device(topology: str) -> Any:
         raise DeviceError("compiling for TPU needs libtpu, which is not installed: pip install 'pure_backend[tpu]'")
     with _lock, _environment():
         try:
-            return topologies.get_topology_desc(platform="tpu", topology_name=topology).devices[0]
+            return topologies.get_topology_desc(platform="tpu", topology_name=topology)
         except jax.errors.JaxRuntimeError as error:
             raise ValueError(
                 f"libtpu cannot describe topology {topology!r}: name a generation and an extent, such as 'v4:2x2x1', "

@@ -17,6 +17,28 @@ from pure_backend.pipeline import normalize
 
 
 @dataclasses.dataclass(frozen=True)
+class Owner:
+    """What an input of a program is to the user.
+
+    Attributes:
+        kind: `"parameter"` (also a buffer), `"state"` of an optimizer, `"batch"` or `"other"`.
+        name: The parameter's name, for a state that of its parameter.
+        shape: The parameter's shape.
+        title: What it is called, if that is not the name.
+    """
+
+    kind: str
+    name: str
+    shape: tuple[int, ...]
+    title: str = ""
+
+    @property
+    def label(self) -> str:
+        """What it is called."""
+        return self.title or self.name
+
+
+@dataclasses.dataclass(frozen=True)
 class NamedProgram:
     """A program with names.
 
@@ -26,6 +48,7 @@ class NamedProgram:
         outputs: The names of its outputs.
         donated: Positions of the inputs whose memory may be reused.
         written: For each written input, by position, the output that is its new value.
+        owners: What each input is to the user, where that is known.
     """
 
     jaxpr: Any
@@ -33,6 +56,7 @@ class NamedProgram:
     outputs: tuple[str, ...]
     donated: tuple[int, ...]
     written: dict[int, int]
+    owners: tuple[Owner, ...] = ()
 
 
 def output_names(count: int, written: dict[int, int], inputs: Sequence[str]) -> tuple[str, ...]:
@@ -79,9 +103,20 @@ def capture(fn: Any, args: tuple, kwargs: dict[str, Any], donate: tuple[int, ...
     written = {place[write_back.input]: write_back.index for write_back in plan.write_backs}
     given_away = {place[placeholders.index(n)] for n in donors(gm)}
     given_away |= {place[_position(args, i, stop.args_of_graph)] for i in donate}
+    owners = (*(owner_of(stop.args_of_graph[i], fn, name) for i, name in zip(plan.inputs.firsts, names, strict=False)), _KEY)
     outputs = output_names(program.outputs, written, names)
     residuals = [f"residual {i}" for i in range(len(program.forward_jaxpr.jaxpr.outvars) - program.outputs)]
-    return NamedProgram(program.forward_jaxpr, names, (*outputs, *residuals), tuple(sorted(given_away)), written)
+    return NamedProgram(program.forward_jaxpr, names, (*outputs, *residuals), tuple(sorted(given_away)), written, owners)
+
+
+_KEY = Owner("other", "key", ())
+
+
+def owner_of(tensor: torch.Tensor, model: Any, otherwise: str) -> Owner:
+    """The parameter or buffer of a model that a tensor is; else it counts as a part of the batch."""
+    known = (*model.named_buffers(), *model.named_parameters()) if isinstance(model, torch.nn.Module) else ()
+    name = next((name for name, own in known if own is tensor), None)
+    return Owner("batch", otherwise, tuple(tensor.shape)) if name is None else Owner("parameter", name, tuple(tensor.shape))
 
 
 def _captured(fn: Any, args: tuple, kwargs: dict[str, Any]) -> _Stop:

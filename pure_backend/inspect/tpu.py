@@ -16,6 +16,9 @@ from jax.extend import core
 from pure_backend import _compat
 from pure_backend.custom_ops.jax_op import CustomOpDef, InPlaceOp
 from pure_backend.inspect import hlo
+from pure_backend.inspect.collectives import Collective, collectives, gathered_whole
+from pure_backend.inspect.layout import Layout, layout
+from pure_backend.inspect.step_program import capture_step
 from pure_backend.inspect.topology import tpu_device
 from pure_backend.inspect.torch_program import NamedProgram, capture, output_names
 from pure_backend.ir.positions import with_values
@@ -24,6 +27,7 @@ from pure_backend.jax_bridge.frames import in_bare_thread
 from pure_backend.jax_bridge.jaxprs import dce_jaxpr, with_outputs
 from pure_backend.jax_bridge.platform import for_platform
 from pure_backend.jax_bridge.trace import tracing
+from pure_backend.transforms.train_step import TrainStep
 
 _TOPOLOGY = "v5e:2x2"
 
@@ -49,7 +53,7 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class TPUProgram:
-    """A program compiled for one TPU core.
+    """A program compiled for one TPU core, or for each core of a mesh.
 
     Attributes:
         topology: What it was compiled for, `"v5e:2x2"`.
@@ -63,6 +67,11 @@ class TPUProgram:
         aliases: Results that lie in the memory of arguments.
         kernels: Pallas kernels.
         copies: Copies that it makes.
+        mesh: The axes of the mesh that it is for and their sizes, in the order of its partitions; empty for one core. Memory
+            and cost are those of one device.
+        shardings: By argument the axes that each of its dimensions is split over, as `("dp", None)`; `()` on every device.
+        collectives: What devices send each other.
+        warnings: What is gathered whole although it is no argument.
     """
 
     topology: str
@@ -76,6 +85,10 @@ class TPUProgram:
     aliases: tuple[hlo.Alias, ...]
     kernels: tuple[hlo.Kernel, ...]
     copies: tuple[hlo.Copy, ...]
+    mesh: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    shardings: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+    collectives: tuple[Collective, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     def copies_of(self, name: str) -> tuple[hlo.Copy, ...]:
         """The copies of one argument.
@@ -103,19 +116,28 @@ def compile_for_tpu(
     topology: str = _TOPOLOGY,
     donate: Sequence[int] = (),
     backward: bool = False,
+    mesh: Mapping[str, int] | None = None,
+    rules: Mapping[str, Any] | None = None,
+    batch: Any = None,
     **kwargs: Any,
 ) -> TPUProgram:
     """Compile a function for a TPU with libtpu's ahead-of-time compiler. No TPU is needed and nothing is run.
 
     Args:
-        fn: A JAX function of arrays; an operator that `jax_op` made; or a torch function or module, which is captured whole and
-            compiled as `torch.compile(fn, backend="assume_pure", fullgraph=True)` would.
+        fn: A JAX function of arrays; an operator that `jax_op` made; a torch function or module, which is captured whole and
+            compiled as `torch.compile(fn, backend="assume_pure", fullgraph=True)` would; or a `TrainStep`, whose arguments are
+            a batch, and whose parameters, buffers and states keep their memory.
         *args: Its arguments; arrays may be `jax.ShapeDtypeStruct`s, but for torch functions.
-        topology: A generation and the extent of a slice; the program is for one core of it.
+        topology: A generation and the extent of a slice; without a mesh the program is for one core of it.
         donate: Positions of the arguments whose memory may be reused. What an operator donates or writes and what a torch
             function writes is donated anyway.
         backward: Compile the gradient instead: for torch functions the program that autograd runs, `(residuals, cotangents) ->
             gradients`; for the others `(arrays, cotangents) -> gradients` by all floating-point arrays.
+        mesh: Axes and their sizes, as `{"dp": 4, "tp": 4}`: the program is for all devices of the topology, global in its
+            shapes and partitioned by XLA. For a torch module or a `TrainStep`.
+        rules: With a mesh, how parameters are split, by pattern of their names: `{"*.up.weight": ("tp", None)}` or DTensor
+            placements, one for each axis. States are split as their parameters. What matches no rule is on every device.
+        batch: With a mesh, how the other tensors are split; by default their first dimension over the first axis.
         **kwargs: Its keyword arguments.
 
     Returns:
@@ -123,7 +145,8 @@ def compile_for_tpu(
 
     Raises:
         DeviceError: libtpu is not installed.
-        ValueError: libtpu knows no such topology, `donate` names no array, or there is nothing to differentiate.
+        ValueError: libtpu knows no such topology, `donate` names no array, there is nothing to differentiate, or mesh and rules
+            do not fit topology and parameters.
         ImpureGraphError: The torch function cannot be one program.
 
     Example:
@@ -133,7 +156,9 @@ def compile_for_tpu(
     """
     device = tpu_device(topology)
     call = _call(fn, args, kwargs, donate)
-    lowered, inputs, outputs = _lowered(call.backward() if backward else call.forward(), device)
+    captured = call.backward() if backward else call.forward()
+    shardings = _shardings(captured, None if mesh is None else layout(topology, mesh, rules, batch), device)
+    lowered, inputs, outputs = _lowered(captured, shardings)
     compiled = in_bare_thread(lowered.compile)
     text, stats = compiled.as_text(), compiled.memory_analysis()
     memory = Memory(
@@ -155,14 +180,34 @@ def compile_for_tpu(
         aliases=hlo.aliases(text),
         kernels=hlo.kernels(text),
         copies=hlo.copies(text),
+        **({} if mesh is None else _partitioned(text, mesh, inputs, captured, shardings)),
     )
 
 
-def _lowered(program: NamedProgram, device: Any) -> tuple[Any, tuple[str, ...], tuple[str, ...]]:
-    """JAX's lowered stage for a device, with the names of its arguments and results.
+def _partitioned(
+    text: str, mesh: Mapping[str, int], inputs: Sequence[str], captured: NamedProgram, shardings: Sequence[Any]
+) -> dict:
+    """What there is to tell of a program for several devices."""
+    found = collectives(text, mesh, inputs)
+    split = {name: tuple(sharding.spec) for name, sharding in zip(captured.inputs, shardings, strict=True) if name in inputs}
+    return {"mesh": dict(mesh), "shardings": split, "collectives": found, "warnings": gathered_whole(found)}
 
-    Results that are written into arguments come first, in the order of those: `jax.jit` lets donated arguments meet results of
-    their type in order.
+
+def _shardings(program: NamedProgram, layout: Layout | None, device: Any) -> list[Any]:
+    """Where each input of a program lies."""
+    if layout is None:
+        return [jax.sharding.SingleDeviceSharding(device)] * len(program.inputs)
+    if not program.owners:
+        raise ValueError("compile_for_tpu: a mesh is for torch modules, torch functions and training steps, forward")
+    shapes = [v.aval.shape for v in program.jaxpr.jaxpr.invars]
+    return list(layout.shardings(list(zip(program.owners, shapes, strict=True))))
+
+
+def _lowered(program: NamedProgram, shardings: Sequence[Any]) -> tuple[Any, tuple[str, ...], tuple[str, ...]]:
+    """JAX's lowered stage for inputs that lie so, with the names of its arguments and results.
+
+    Results that are written into arguments come first, in the order of those, and lie where those do: `jax.jit` lets donated
+    arguments meet results of their type in order.
     """
     written = [program.written[i] for i in sorted(program.written)]
     order = [*written, *(i for i in range(len(program.outputs)) if i not in written)]
@@ -170,13 +215,15 @@ def _lowered(program: NamedProgram, device: Any) -> tuple[Any, tuple[str, ...], 
     jaxpr = with_outputs(jaxpr, [jaxpr.outvars[i] for i in order])
     jaxpr, used = dce_jaxpr(jaxpr)
     closed = for_platform(core.ClosedJaxpr(jaxpr, program.jaxpr.consts), "tpu")
-    sharding = jax.sharding.SingleDeviceSharding(device)
-    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, sharding=sharding) for v in jaxpr.invars]
     kept = [i for i, reads in enumerate(used) if reads]
+    avals = [
+        jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, sharding=shardings[i]) for v, i in zip(jaxpr.invars, kept, strict=True)
+    ]
     donated = tuple(kept.index(i) for i in sorted({*program.donated, *program.written}) if i in kept)
+    results = [shardings[i] for i in sorted(program.written)] + [None] * (len(order) - len(written))
     with tracing():
-        traced = jax.jit(core.jaxpr_as_fun(closed), donate_argnums=donated, keep_unused=True).trace(*avals)
-        lowered = traced.lower(lowering_platforms=("tpu",))
+        jitted = jax.jit(core.jaxpr_as_fun(closed), donate_argnums=donated, keep_unused=True, out_shardings=results)
+        lowered = jitted.trace(*avals).lower(lowering_platforms=("tpu",))
     return lowered, tuple(program.inputs[i] for i in kept), tuple(program.outputs[i] for i in order)
 
 
@@ -194,11 +241,23 @@ class _Call:
 def _call(fn: Any, args: tuple, kwargs: dict[str, Any], donate: Sequence[int]) -> _Call:
     if isinstance(fn, (CustomOpDef, InPlaceOp)):
         return _operator_call(fn, args, kwargs, donate)
+    if isinstance(fn, TrainStep):
+        return _step_call(fn, args, kwargs, donate)
     leaves = jax.tree.leaves((args, kwargs))
     if isinstance(fn, torch.nn.Module) or any(isinstance(leaf, torch.Tensor) for leaf in leaves):
         side = functools.partial(capture, fn, args, kwargs, tuple(donate))
         return _Call(lambda: side(backward=False), lambda: side(backward=True))
     return _function_call(fn, args, kwargs, donate)
+
+
+def _step_call(step: TrainStep, args: tuple, kwargs: dict[str, Any], donate: Sequence[int]) -> _Call:
+    if donate:
+        raise ValueError("compile_for_tpu: a training step donates what it updates, and a batch is the caller's")
+
+    def backward() -> NamedProgram:
+        raise ValueError("compile_for_tpu: a training step has no gradient")
+
+    return _Call(lambda: capture_step(step, args, kwargs), backward)
 
 
 def _operator_call(op: CustomOpDef | InPlaceOp, args: tuple, kwargs: dict[str, Any], donate: Sequence[int]) -> _Call:

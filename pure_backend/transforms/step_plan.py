@@ -87,12 +87,7 @@ class StepPlan(CallPlan):
         Raises:
             FloatingPointError: Loss or gradients are not finite, and the user wants to know; nothing was updated.
         """
-        args = list(args)
-        for i in self.batch:
-            args[i] = self.batches.whole(args[i])
-        trained = [args[i] for i in self.trained]
-        update = self.updates.find(trained, self.which)
-        program, wiring = self.program(update)
+        args, trained, update, program, wiring = self.ready(args)
         tensors = self.tensors(args)
         inputs = [*tensors, self.vector(update.numbers), *update.states]
         check_valid(inputs, "a training step", lambda: self.names(update))
@@ -107,6 +102,15 @@ class StepPlan(CallPlan):
         self.write(program, wiring, update, targets, move, trained, handles[len(wiring.returned) :])
         leaves = [output_leaf(output, args, results) for output in self.functional.outputs]
         return pytree.tree_unflatten(leaves, self.functional.out_spec)
+
+    def ready(self, args: Sequence[Any]) -> tuple[list[Any], list[torch.Tensor], Update, Program, Wiring]:
+        """What a call runs: arguments with the whole batch, trained parameters, update, program, wiring."""
+        args = list(args)
+        for i in self.batch:
+            args[i] = self.batches.whole(args[i])
+        trained = [args[i] for i in self.trained]
+        update = self.updates.find(trained, self.which)
+        return args, trained, update, *self.program(update)
 
     def write(
         self,

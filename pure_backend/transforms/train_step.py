@@ -132,30 +132,66 @@ class TrainStep:
             hook(self.optimizer, (), {})
         return result
 
+    def planned(self, *batch: Any, **keywords: Any) -> tuple[StepPlan, Sequence[Any]]:
+        """The plan of a call with this batch and the arguments of its graph; nothing is run and nothing changes.
+
+        Raises:
+            ImpureFunctionError: As for a call.
+        """
+        own, own_keywords = pytree.tree_map(self._batches.first, (batch, keywords))
+        found: list[tuple[StepPlan, Sequence[Any]]] = []
+
+        def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+            normalized = normalize(gm)
+
+            def stop(*args: Any) -> Any:
+                args = (*args, *normalized.read_lifted())
+                found.append((self._plan(normalized.gm, args), args))
+                raise _Planned
+
+            return stop
+
+        try:
+            with torch.enable_grad():
+                Captured(backend=backend, dynamic=False)(self._loss, *own, **own_keywords)
+        except _Planned:
+            return found[0]
+        except (Unsupported, UserError) as error:
+            raise ImpureFunctionError(f"TrainStep: the loss cannot be one program: {error}") from error
+        raise ValueError("TrainStep: the loss computes nothing with tensors")
+
     def _compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """The backend that runs the step where Dynamo wants the loss."""
         normalized = normalize(gm)
 
         def make(args: Sequence[Any]) -> Any:
-            trainable = list(self._trainable())
-            prepared = prepare(normalized.gm, args, self.options, alone=[*trainable, *filter(self._batches.knows, args)])
-            border = prepared.border
-            if border is not None and border.carriers:
-                raise UnsupportedOperatorError("TrainStep: a parameter that is a tensor subclass is trained: freeze it")
-            inputs = args if border is None else border.enter(args)
-            plan = StepPlan(prepared, inputs, trainable, self._updates, self._batches, self._rules, self._copied)
-            return plan if border is None else Bordered(plan, border)
+            return self._plan(normalized.gm, args)
 
         specializations = Specializations(normalized, make, _never_cut, self.options)
         call = _weakly(specializations.__call__)
         self._graphs[call] = specializations
         return call
 
+    def _plan(self, gm: fx.GraphModule, args: Sequence[Any]) -> Any:
+        """The plan of a call of the loss's graph."""
+        trainable = list(self._trainable())
+        prepared = prepare(gm, args, self.options, alone=[*trainable, *filter(self._batches.knows, args)])
+        border = prepared.border
+        if border is not None and border.carriers:
+            raise UnsupportedOperatorError("TrainStep: a parameter that is a tensor subclass is trained: freeze it")
+        inputs = args if border is None else border.enter(args)
+        plan = StepPlan(prepared, inputs, trainable, self._updates, self._batches, self._rules, self._copied)
+        return plan if border is None else Bordered(plan, border)
+
     def _trainable(self) -> Iterator[torch.Tensor]:
         for group in self.optimizer.param_groups:
             yield from group["params"]
         if self._updates.max_norm is not None:
             yield from self.model.parameters()
+
+
+class _Planned(Exception):
+    """Raised in place of a step that is only planned."""
 
 
 def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -156,7 +156,7 @@ def test_mistakes(monkeypatch):
     monkeypatch.delenv("TPU_LIBRARY_PATH", raising=False)
     monkeypatch.setattr(topology.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(DeviceError, match=r"pip install 'pure_backend\[tpu\]'"):
-        topology.tpu_device.__wrapped__("v5e:2x2")
+        topology.tpu_topology.__wrapped__("v5e:2x2")
 
 
 CHILD = """
