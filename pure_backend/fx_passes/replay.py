@@ -82,8 +82,8 @@ def _path(origin: fx.Node, node: fx.Node) -> list[fx.Node] | None:
             return None
         if not facts(node).writes:  # a write returns its argument: nothing to repeat
             path.append(node)
-        elif not facts(node).geometry.same_place(facts(parents[0]).geometry):
-            return None
+        elif (geometry := facts(node).geometry) is None or not geometry.same_place(facts(parents[0]).geometry):
+            return None  # without a geometry: the list that an operator on lists returns
         node = parents[0]
     return path[::-1]
 

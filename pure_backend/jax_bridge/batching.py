@@ -56,12 +56,28 @@ def _in_functorch(call: Call, program: Program, inputs: Sequence[torch.Tensor], 
 
 
 def _in_older_vmap(call: Call, program: Program, inputs: Sequence[torch.Tensor], key: torch.Tensor) -> Sequence[torch.Tensor]:
-    level = torch._C._vmapmode_increment_nesting() - 1
-    torch._C._vmapmode_decrement_nesting()
+    level = _innermost(inputs)
     dims = tuple(0 if _of_older_vmap(tensor) else None for tensor in inputs)
     tensors = [t if d is None else torch._remove_batch_dim(t, level, 1, 0) for t, d in zip(inputs, dims, strict=True)]
     size = next(t.shape[0] for t, dim in zip(tensors, dims, strict=True) if dim is not None)
     return [torch._add_batch_dim(result, 0, level) for result in call(program.batched(dims, size), tensors, key)]
+
+
+def _innermost(inputs: Sequence[torch.Tensor]) -> int:
+    """The highest level of older batches among tensors.
+
+    The level that torch counts belongs to the thread that asked for gradients, and autograd runs a backward on accelerators in
+    threads of its own.
+    """
+    return max(level for level in range(1, _LEVELS) if any(_has_level(t, level) for t in inputs if _of_older_vmap(t)))
+
+
+_LEVELS = 65  # `kVmapNumLevels` and one
+
+
+def _has_level(tensor: torch.Tensor, level: int) -> bool:
+    """Whether a tensor is a batch of a level; if not, torch makes one of the size that is asked for."""
+    return any(torch._remove_batch_dim(tensor, level, size, 0).shape[0] != size for size in (1, 2))
 
 
 _OTHER_TRANSFORM = (

@@ -178,6 +178,14 @@ def test_batched_gradients():
     torch.testing.assert_close(got, want)
 
 
+def test_batched_gradients_on_a_device(device):
+    """On accelerators autograd runs the backward in a thread of its own, which does not know the level of the batch."""
+    x = torch.randn(3, device=device, requires_grad=True)
+    eye = torch.eye(3, device=device)
+    (got,) = torch.autograd.grad(compiled(torch.sin)(x), x, eye, is_grads_batched=True)
+    torch.testing.assert_close(got.cpu(), x.detach().cpu().cos().diag())
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script. is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("strategy", ["reverse-mode", "forward-mode"])
 def test_jacobians(strategy):
