@@ -1,5 +1,7 @@
 """FSDP2 (`fully_shard`) as it is: gradients equal to eager's, by compiled calls, and memory freed when eager frees it."""
 
+import importlib.util
+import socket
 import sys
 from pathlib import Path
 
@@ -162,7 +164,34 @@ def a_training_step_says_what_to_do() -> None:
         pure_backend.TrainStep(model, torch.optim.AdamW(model.parameters()), nn.functional.mse_loss)
 
 
+def beside_jax_distributed() -> None:
+    """First, since it comes before JAX starts: all that follows is on a rank's own devices."""
+    import jax
+
+    address = [None]
+    if dist.get_rank() == 0:
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            address = [f"localhost:{free.getsockname()[1]}"]
+    dist.broadcast_object_list(address)
+    jax.distributed.initialize(address[0], dist.get_world_size(), dist.get_rank())
+    assert (len(jax.devices()), len(jax.local_devices())) == (2, 1)
+
+
+def the_example() -> None:
+    spec = importlib.util.spec_from_file_location("train_ranks", EXAMPLE)
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    for mode in ("ddp", "fsdp"):
+        with Counted() as counted:
+            losses = example.train(mode, 5)
+        torch.testing.assert_close(losses, example.train(mode, 5, backend="eager"), rtol=1e-4, atol=1e-5)
+        assert counted.calls >= 10
+
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "train_ranks.py"
 PROGRAMS = [
+    beside_jax_distributed,
     around_blocks,
     around_the_whole,
     without_resharding,
@@ -174,6 +203,7 @@ PROGRAMS = [
     steps_of_an_optimizer,
     of_torchs_own_module,
     a_training_step_says_what_to_do,
+    the_example,
 ]
 
 
