@@ -66,7 +66,7 @@ def lowered(monkeypatch):
 
     def spy(jaxpr, *args):
         result = lower(jaxpr, *args)
-        seen["texts"].append(result.stage.as_text())
+        seen["texts"].append(result.hlo.as_text())
         return result
 
     for name in ("F.layer_norm", "layer_norm"):
@@ -173,7 +173,7 @@ def test_scopes_are_those_of_each_layer(monkeypatch):
 
     def spy(jaxpr, *args):
         result = lower(jaxpr, *args)
-        texts.append(result.stage.compile().as_text())
+        texts.append(result.hlo.compile().as_text())
         return result
 
     monkeypatch.setattr(executables, "lower", spy)

@@ -23,7 +23,7 @@ def lowered(monkeypatch) -> list[str]:
 
     def spy(jaxpr, *args):
         result = lower(jaxpr, *args)
-        texts.append(result.stage.compiler_ir("hlo").as_hlo_module().to_string())
+        texts.append(result.hlo.compiler_ir("hlo").as_hlo_module().to_string())
         return result
 
     monkeypatch.setattr(executables, "lower", spy)

@@ -149,7 +149,9 @@ class CustomOpDef(_Operator):
             RuntimeError: The operator was called: the programs of that call have the function's own gradient.
         """
         if self._called:
-            raise RuntimeError(f"{self.name}: register_vjp after the first call, whose programs have another gradient")
+            raise RuntimeError(
+                f"{self.name}: register_vjp must come before the first call: programs of that call have another gradient"
+            )
         self._own_vjp = forward, backward
 
     def _function(self, structure: Structure) -> FlatFunction:

@@ -38,7 +38,7 @@ def kv_cache_update_(cache: jax.Array, new: jax.Array, position: jax.Array) -> j
     Args:
         cache: `f32|bf16|i8[batch, heads, seq, dim]`; it is written.
         new: The dtype of the cache, `[batch, heads, n, dim]` with n of at most seq.
-        position: `int[]`, or `int[batch]` for one a sequence; where the first new row goes. As in JAX, a position by which the
+        position: `int[]`, or `int[batch]`, one per sequence; where the first new row goes. As in JAX, a position by which the
             rows would not fit is moved until they do.
 
     Returns:
@@ -67,7 +67,9 @@ def _check(cache: jax.Array, new: jax.Array, position: jax.Array) -> None:
     if not jnp.issubdtype(position.dtype, jnp.integer):
         raise ValueError(f"{_NAME}: argument 'position' is {position.dtype}: give an integer tensor")
     if position.shape not in ((), (batch,)):
-        raise ValueError(f"{_NAME}: argument 'position' has shape {position.shape}, expected () or ({batch},), one a sequence")
+        raise ValueError(
+            f"{_NAME}: argument 'position' has shape {position.shape}, expected () or ({batch},), one per sequence"
+        )
 
 
 def _update(cache: jax.Array, new: jax.Array, starts: jax.Array) -> jax.Array:

@@ -258,7 +258,7 @@ def test_a_gradient_of_its_own_comes_before_the_first_call():
     late.register_vjp(lambda x: (2 * x, None), lambda _, ct: (3 * ct,))
     late(x).sum().backward()
     assert x.grad.tolist() == [3, 3]
-    with pytest.raises(RuntimeError, match="ops_test::late: register_vjp after the first call"):
+    with pytest.raises(RuntimeError, match="ops_test::late: register_vjp must come before the first call"):
         late.register_vjp(lambda x: (2 * x, None), lambda _, ct: (ct,))
 
 

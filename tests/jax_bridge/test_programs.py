@@ -129,8 +129,8 @@ def test_one_dot_a_product_and_no_merging_reshape(f, shapes, dots):
     """I05 https://github.com/pytorch/xla/issues/8713, forward and backward."""
     args = [torch.randn(shape, requires_grad=True) for shape in shapes]
     program, *_ = program_of(f, *args)
-    forward = lower(program.derivative.forward, "cpu").stage.as_text()
-    backward = lower(program.backward_jaxpr((True,)), "cpu").stage.as_text()
+    forward = lower(program.derivative.forward, "cpu").hlo.as_text()
+    backward = lower(program.backward_jaxpr((True,)), "cpu").hlo.as_text()
     assert forward.count("stablehlo.dot_general") == dots
     assert backward.count("stablehlo.dot_general") == 2 * dots
     assert "stablehlo.reshape" not in forward + backward
@@ -149,7 +149,7 @@ def test_module_paths_are_in_the_hlo():
 
     program, *_ = program_of(Net(), torch.ones(2, 4))
     texts = [
-        lower(jaxpr, "cpu").stage.as_text(debug_info=True)
+        lower(jaxpr, "cpu").hlo.as_text(debug_info=True)
         for jaxpr in (program.derivative.forward, program.backward_jaxpr((True,)))
     ]
     assert all("encoder/" in text for text in texts)
