@@ -231,7 +231,7 @@ def test_first_wrong_node_is_named(wrong):
         "output 0 is off by up to",
         "the first node that differs is gelu = ",
         "f32[3, 8]",
-        "test_verify.py",
+        "test_verified.py",
         "reproducer: ",
     ):
         assert part in str(error)
