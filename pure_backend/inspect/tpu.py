@@ -15,6 +15,7 @@ from jax.extend import core
 
 from pure_backend import _compat
 from pure_backend.custom_ops.jax_op import CustomOpDef, InPlaceOp
+from pure_backend.errors import DeviceError
 from pure_backend.inspect import hlo
 from pure_backend.inspect.collectives import Collective, collectives, gathered_whole
 from pure_backend.inspect.layout import Layout, layout
@@ -144,7 +145,7 @@ def compile_for_tpu(
         The compiled program.
 
     Raises:
-        DeviceError: libtpu is not installed.
+        DeviceError: libtpu is not installed, or the program does not fit a device's memory.
         ValueError: libtpu knows no such topology, `donate` names no array, there is nothing to differentiate, or mesh and rules
             do not fit topology and parameters.
         ImpureGraphError: The torch function cannot be one program.
@@ -159,7 +160,7 @@ def compile_for_tpu(
     captured = call.backward() if backward else call.forward()
     shardings = _shardings(captured, None if mesh is None else layout(topology, mesh, rules, batch), device)
     lowered, inputs, outputs = _lowered(captured, shardings)
-    compiled = in_bare_thread(lowered.compile)
+    compiled = _compiled(lowered, topology)
     text, stats = compiled.as_text(), compiled.memory_analysis()
     memory = Memory(
         stats.argument_size_in_bytes,
@@ -182,6 +183,15 @@ def compile_for_tpu(
         copies=hlo.copies(text),
         **({} if mesh is None else _partitioned(text, mesh, inputs, captured, shardings)),
     )
+
+
+def _compiled(lowered: Any, topology: str) -> Any:
+    try:
+        return in_bare_thread(lowered.compile)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise DeviceError(f"compile_for_tpu: the program does not fit a device of {topology}: {error}") from error
 
 
 def _partitioned(

@@ -58,7 +58,8 @@ def _axes(entry: Any) -> tuple[Any, ...]:
 def _annotated(tensor: torch.Tensor, mesh: str, spec: str) -> torch.Tensor:
     if torch.compiler.is_compiling():
         return torch.ops.xla.aot_mark_sharding(tensor, mesh, spec)
-    return _Annotated.apply(tensor, mesh, spec)
+    annotated: Any = _Annotated.apply(tensor, mesh, spec)
+    return annotated
 
 
 class _Annotated(torch.autograd.Function):

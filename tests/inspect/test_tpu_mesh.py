@@ -2,12 +2,14 @@
 
 import pathlib
 
+import jax
+import jax.numpy as jnp
 import pytest
 import torch
 from torch import nn
 from torch.distributed.tensor import Replicate, Shard
 
-from pure_backend import TrainStep
+from pure_backend import DeviceError, TrainStep
 from pure_backend.__main__ import main
 from pure_backend.inspect import compile_for_tpu
 from pure_backend.inspect.collectives import collectives
@@ -111,6 +113,12 @@ def test_mistakes():
         compile_for_tpu(step, x, x, backward=True)
     with pytest.raises(ValueError, match="donates what it updates"):
         compile_for_tpu(step, x, x, donate=[0])
+
+
+def test_what_does_not_fit():
+    whole = jax.ShapeDtypeStruct((65536, 65536), jnp.float32)
+    with pytest.raises(DeviceError, match=r"does not fit a device of v5e:2x2: .*32\.00G"):
+        compile_for_tpu(lambda x: jnp.sin(x) @ x, whole)
 
 
 @pytest.mark.parametrize(
