@@ -44,7 +44,8 @@ def backward_graph(call: FakeCall) -> fx.GraphModule:
             outputs = call(*(replaced.get(i, value) for i, value in enumerate(given)))
             return [output for output in outputs if differentiable(output)], outputs
 
-        _, vjp, outputs = torch.func.vjp(function, *(given[i] for i in chosen), has_aux=True)
+        found: Any = torch.func.vjp(function, *(given[i] for i in chosen), has_aux=True)
+        _, vjp, outputs = found
         grads = dict(zip(chosen, vjp(list(cotangents)), strict=True))
         return [*outputs, *(grads.get(i, torch.zeros_like(t)) for i, t in enumerate(given) if differentiable(t))]
 
@@ -73,7 +74,7 @@ def differentiable(value: Any) -> bool:
 def _given_results(gm: fx.GraphModule, tensors: int, results: int) -> fx.GraphModule:
     """The joint graph with results as inputs: the forward leaves it."""
     placeholders = gm.graph.find_nodes(op="placeholder")
-    outputs = gm.graph.output_node().args[0]
+    outputs: Any = gm.graph.output_node().args[0]
     with gm.graph.inserting_after(placeholders[tensors - 1]):
         given = [gm.graph.placeholder(f"result_{i}") for i in reversed(range(results))][::-1]
     for value, placeholder in zip(outputs[:results], given, strict=True):
