@@ -211,6 +211,17 @@ def test_antialiased_bytes(mode):
     agree(f, lambda: (image,), tol=0, pure=True)
 
 
+@pytest.mark.parametrize("align_corners", [False, True])
+def test_bytes_between_pixels(align_corners):
+    image = torch.randint(0, 256, (2, 3, 37, 29), dtype=torch.uint8)
+
+    def f(x):
+        sizes = ((5, 6), (80, 75), (37, 40))
+        return [F.interpolate(x, size=size, mode="bilinear", align_corners=align_corners) for size in sizes]
+
+    agree(f, lambda: (image,), tol=0, pure=True)
+
+
 SHARED = {
     "twice": lambda a, b: torch._foreach_add_([a, a], 1.0),
     "each other": lambda a, b: torch._foreach_add_([a, b], [b, a]),

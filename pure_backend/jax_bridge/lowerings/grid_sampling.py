@@ -78,7 +78,7 @@ def _tap(place, size: int, weight):
 
 def _at(image, corner, padding: int):
     """The weighted elements at one combination of places, zero outside; a weight that is NaN stays one."""
-    flat, inside = 0, True
+    flat, inside = jnp.int32(0), jnp.bool_(True)
     for place, within, _, size in corner:
         flat, inside = flat * size + place, inside & within
     rows = image.reshape(*image.shape[:2], -1)

@@ -77,13 +77,13 @@ def _weighted(x, dim: int, places: np.ndarray, weights: np.ndarray):
     return jnp.sum(jnp.where(places.reshape(shape) >= 0, terms, 0), dim + 1)
 
 
-def _linear_taps(size: int, out: int, step: float, align_corners: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The two inputs around each output and their weights, in f32 as torch computes them."""
-    place = np.arange(out, dtype=np.float32)
-    step32, half = np.float32(step), np.float32(0.5)
-    source = step32 * place if align_corners else np.maximum(step32 * (place + half) - half, 0)
+def _linear_taps(size: int, out: int, step: float, align_corners: bool, dtype=np.float32) -> tuple[np.ndarray, np.ndarray]:
+    """The two inputs around each output and their weights, computed in f32, and for bytes in f64, as torch does."""
+    place = np.arange(out, dtype=dtype)
+    stride, half = dtype(step), dtype(0.5)
+    source = stride * place if align_corners else np.maximum(stride * (place + half) - half, 0)
     first = np.minimum(source.astype(np.int64), size - 1)
-    right = np.clip(source - first.astype(np.float32), 0, 1)
+    right = np.clip(source - first.astype(dtype), 0, 1)
     return np.stack([first, np.minimum(first + 1, size - 1)], 1), np.stack([1 - right, right], 1)
 
 
@@ -92,6 +92,8 @@ def upsample_linear(site: Site, x, output_size, align_corners, *scales):
     """Linear interpolation between the two nearest inputs of each dimension."""
     work, n = wide(x), len(output_size)
     scales = scales or (None,) * n
+    if x.dtype == jnp.uint8 and n == 2:
+        return _resized_bytes(site, x, align_corners, scales)
     if not jnp.issubdtype(work.dtype, jnp.floating):
         return NotImplemented
     for dim, factor in zip(reversed(range(x.ndim - n, x.ndim)), reversed(scales), strict=True):
@@ -100,7 +102,24 @@ def upsample_linear(site: Site, x, output_size, align_corners, *scales):
     return work
 
 
-def _fixed_point(x, matrix: np.ndarray, read: np.ndarray):
+def _resized_bytes(site: Site, x, align_corners: bool, scales):
+    """Two inputs for each output, in fixed point; a dimension of the same size is left as it is."""
+    for dim, factor in zip((-1, -2), reversed(scales), strict=True):
+        size, out = x.shape[dim], site.out.shape[dim]
+        if size != out:
+            taps = _linear_taps(size, out, _step(size, out, align_corners, factor), align_corners, np.float64)
+            x = jnp.moveaxis(_fixed_point(jnp.moveaxis(x, dim, -1), _matrix(size, *taps)), -1, dim)
+    return x
+
+
+def _matrix(size: int, places: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """`f[out, size]`: the weights of each output's inputs, added where one stands there twice."""
+    matrix = np.zeros((len(places), size))
+    np.add.at(matrix, (np.arange(len(places))[:, None], places), weights)
+    return matrix
+
+
+def _fixed_point(x, matrix: np.ndarray, read: np.ndarray | None = None):
     """Bytes times weights of 16 bits, of which as many as possible lie behind the point, rounded; as torch's kernels do."""
     bits = next(n for n in range(22, -1, -1) if int(0.5 + matrix.max() * (1 << n)) < 1 << 15)
     weights = np.trunc(matrix * (1 << bits) + np.copysign(0.5, matrix)).astype(np.int32)
