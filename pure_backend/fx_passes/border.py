@@ -11,6 +11,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from pure_backend.errors import UnsupportedOperatorError
+from pure_backend.ir.opaque import opaque
 from pure_backend.ir.wrapper import Structure
 
 
@@ -90,6 +91,7 @@ class _Carry(torch.autograd.Function):
         return tuple(torch.empty(s, dtype=t, device=devices[c.input]) for c in carriers for s, t in c.likes)
 
     @staticmethod
+    @opaque
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple:
         remaining = iter(grads)
         found: dict[int, Any] = {}

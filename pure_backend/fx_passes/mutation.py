@@ -280,6 +280,10 @@ class _Pass:
     def write(self, arg: fx.Node, value: fx.Node, at: fx.Node) -> None:
         """Make `value` the content of `arg`."""
         geometry = self.geometry(arg)
+        if geometry.overlaps_itself:
+            raise UnsupportedOperatorError(
+                "it writes to a tensor that shows an element of memory twice: write to a clone() of it"
+            )
         cell = self.cells[geometry.storage]
         old = cell.node
         if not geometry.same_place(cell.base):

@@ -99,7 +99,8 @@ class _Run:
         autocast = _autocast_now()
         value, bodies, impurity = self.evaluate(node, argument)
         self.impurities += [impurity] if impurity is not None else []
-        written = [arg for arg, seen in zip(tensor_args, versions, strict=True) if values[arg]._version != seen]
+        changed = [arg for arg, seen in zip(tensor_args, versions, strict=True) if values[arg]._version != seen]
+        written = self.written_itself(node, changed)
         written += [arg for arg in (*_undeclared_writes(node), *_writes_of_bodies(node, bodies)) if arg not in written]
         restrided = self.restrided([arg for arg in written if arg in values])
         written = [arg for arg in written if arg not in dict(restrided)]
@@ -117,6 +118,20 @@ class _Run:
             bodies=bodies,
         )
         return value
+
+    def written_itself(self, node: fx.Node, changed: list[fx.Node]) -> list[fx.Node]:
+        """Of the arguments whose version changed those that are written: tensors on one memory share a version.
+
+        Where there are several on one, the node is run on tensors that share nothing.
+        """
+        storages = {self.values[arg].untyped_storage()._cdata for arg in changed}
+        if len(storages) == len(changed) or has_body(node):
+            return changed
+        apart = {arg: _apart(self.values[arg]) for arg in node.all_input_nodes}
+        versions = {arg: apart[arg]._version for arg in changed}
+        with torch.no_grad():
+            self.plain(node, *fx.map_arg((node.args, node.kwargs), apart.__getitem__))
+        return [arg for arg in changed if apart[arg]._version != versions[arg]]
 
     def restrided(self, args: Sequence[fx.Node]) -> tuple[tuple[fx.Node, Geometry], ...]:
         """The arguments whose place in memory is not what it was: `t_` and its like count as writes for autograd only."""
@@ -206,6 +221,11 @@ def _raised_on_fakes(node: fx.Node, error: Exception) -> Impurity:
         return Impurity.of(node, "suspected", str(error))
     text = fault_text(error) if isinstance(node.target, (torch._ops.HigherOrderOperator, Region)) else f"{error!r}"
     return Impurity.of(node, "raises", text)
+
+
+def _apart(value: Any) -> Any:
+    """A tensor with memory of its own."""
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
 def _history(tensor: torch.Tensor) -> Any:

@@ -42,6 +42,16 @@ class Geometry(NamedTuple):
         """What decides which elements the tensor shows, in which order, and how they are read."""
         return (self.storage, self.size, self.stride, self.offset, self.dtype, self.conj, self.neg)
 
+    @property
+    def overlaps_itself(self) -> bool:
+        """Whether it may show an element of memory twice, as expanded tensors and windows do; a few that do not count too."""
+        reach = 0
+        for stride, n in sorted((stride, n) for n, stride in zip(self.size, self.stride, strict=True) if n > 1):
+            if stride <= reach:
+                return 0 not in self.size
+            reach += (n - 1) * stride
+        return False
+
     def same_place(self, other: Geometry) -> bool:
         """Whether both show the same elements in the same order."""
         if self.storage != other.storage or self.size != other.size or self.dtype != other.dtype:

@@ -13,6 +13,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from pure_backend.ir.exact import Same, exact
+
 
 def dispatches(tensor: torch.Tensor) -> bool:
     """Whether a tensor is of a class with a `__torch_dispatch__` of its own: what its storage holds is not its value."""
@@ -158,30 +160,14 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _identity(value: Any) -> Any:
-    """A value that can be hashed and is equal for equal contexts only: 1, 1.0 and True differ, and so do 0.0 and -0.0."""
+    """A value that can be hashed and is equal for equal contexts only; what cannot be hashed equals itself only."""
     if isinstance(value, dict):
         return (type(value), tuple((_identity(key), _identity(part)) for key, part in value.items()))
     if type(value) in (list, tuple):
         return (type(value), tuple(map(_identity, value)))
-    if isinstance(value, float):
-        return (type(value), value.hex())
-    try:
-        hash(value)
-    except TypeError:
-        return _Itself(value)
     if isinstance(value, torch.Tensor):
-        return _Itself(value)
-    return (type(value), value)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Itself:
-    """A value that equals itself only."""
-
-    value: Any
-
-    def __eq__(self, other: Any) -> bool:
-        return isinstance(other, _Itself) and self.value is other.value
-
-    def __hash__(self) -> int:
-        return id(self.value)
+        return Same(value)
+    try:
+        return exact(value)
+    except TypeError:
+        return Same(value)

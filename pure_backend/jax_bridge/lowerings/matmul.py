@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pure_backend.jax_bridge.lowerings.registry import Site, lowers
-from pure_backend.jax_bridge.lowerings.values import as_array, is_number
+from pure_backend.jax_bridge.lowerings.values import as_array, is_number, wide_dtype
 
 
 def _same(site: Site, *operands):
@@ -41,15 +41,16 @@ def int_mm(site: Site, x, y):
 
 @lowers("addmm", "baddbmm", "addmv")
 def addmm(site: Site, bias, x, y, *, beta=1, alpha=1):
-    """`beta * bias + alpha * (x @ y)`."""
-    product = jnp.matmul(*_same(site, x, y))
-    product = product if is_number(alpha, 1) else product * as_array(alpha, site.dtype)
+    """`beta * bias + alpha * (x @ y)`; with factors 16-bit floats are rounded at the end only."""
+    dtype = site.dtype if is_number(alpha, 1) and is_number(beta, 1) else wide_dtype(site.dtype)
+    product = jnp.matmul(*_same(site, x, y), preferred_element_type=dtype)
+    product = product if is_number(alpha, 1) else product * as_array(alpha, dtype)
     if is_number(beta, 0):
         return product
-    bias = bias.astype(site.dtype)
+    bias = bias.astype(site.dtype).astype(dtype)
     if product.shape != tuple(site.out.shape):  # torch leaves the bias as it is beside a product of nothing
-        product = jnp.zeros(tuple(site.out.shape), site.dtype)
-    return product + (bias if is_number(beta, 1) else bias * as_array(beta, site.dtype))
+        product = jnp.zeros(tuple(site.out.shape), dtype)
+    return product + (bias if is_number(beta, 1) else bias * as_array(beta, dtype))
 
 
 @lowers("outer", "ger")
