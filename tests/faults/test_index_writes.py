@@ -200,7 +200,7 @@ OUT_OF_RANGE = {
 
 @pytest.mark.parametrize("name", OUT_OF_RANGE)
 def test_an_index_out_of_range_reads_nan(name, device):
-    """In eager it is an error, which a program cannot raise; README says so."""
+    """In eager it is an error, which a program cannot raise; docs/differences.md says so."""
     f, places = OUT_OF_RANGE[name]
     compiled = torch.compile(lambda w, i: f(w * 1.0, i), backend="assume_pure")
     for place in places:
