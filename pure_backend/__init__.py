@@ -20,6 +20,7 @@ from pure_backend.errors import EnvironmentMismatchError as EnvironmentMismatchE
 from pure_backend.errors import ImpureGraphError as ImpureGraphError
 from pure_backend.errors import LoweringError as LoweringError
 from pure_backend.errors import PureBackendError as PureBackendError
+from pure_backend.errors import RanksDisagreeError as RanksDisagreeError
 from pure_backend.errors import UnsupportedOperatorError as UnsupportedOperatorError
 from pure_backend.fx_passes.effects import impure as impure
 from pure_backend.inspect.explain import explain as explain
@@ -63,6 +64,8 @@ def __getattr__(name: str) -> Any:
     """Names whose modules import JAX or Dynamo, which `import pure_backend` does not."""
     import importlib
 
+    if name == "distributed":
+        return importlib.import_module("pure_backend.distributed")
     for module, names in _LATER.items():
         if name in names:
             return getattr(importlib.import_module(f"pure_backend.{module}"), name)

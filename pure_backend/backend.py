@@ -23,6 +23,7 @@ from pure_backend.calls.specializations import Specializations
 from pure_backend.calls.staged import Staged
 from pure_backend.errors import ImpureGraphError
 from pure_backend.fx_passes.inline import inline_checkpoints
+from pure_backend.fx_passes.layouts import outside, whole_graph
 from pure_backend.fx_passes.normalize import Normalized
 from pure_backend.fx_passes.partition import partition
 from pure_backend.fx_passes.repeats import calls_bodies
@@ -94,10 +95,14 @@ def plan_graph(gm: fx.GraphModule, args: Sequence[Any], options: Options) -> Cal
     """
     alone = dataclasses.replace(options, repeats="off")
     prepared = prepare(gm, args, options if options.verify is False else alone)  # verification compares node by node
+    if options.verify is not False and prepared.mesh is not None:
+        raise ImpureGraphError([outside("option 'verify' compares on one device")])
     try:
         plan = plan_call(prepared, options.remat)
     except Exception as error:
-        graph_failure(error)
+        failed = graph_failure(error)
+        if prepared.mesh is not None:
+            raise ImpureGraphError(whole_graph(failed.impurities)) from error
         if not calls_bodies(prepared.functional.gm):
             raise
         return plan_graph(gm, args, alone)  # names each node that has no lowering

@@ -66,5 +66,9 @@ class AccuracyError(PureBackendError):
         self.reproducer = reproducer
 
 
+class RanksDisagreeError(PureBackendError):
+    """The ranks of a mesh do not have the same program for the same arguments, or one of them does not come to run it."""
+
+
 class EnvironmentMismatchError(PureBackendError):
     """The installed packages do not match; the message has the command that fixes them."""

@@ -20,6 +20,7 @@ from pure_backend.fx_passes.chains import loop_chains
 from pure_backend.fx_passes.functional import Functional
 from pure_backend.fx_passes.functorch import group_regions, open_functions
 from pure_backend.fx_passes.inputs import check_inputs, fake_inputs
+from pure_backend.fx_passes.layouts import MeshBorder, mesh_border, outside, whole_graph
 from pure_backend.fx_passes.mutation import functionalize
 from pure_backend.fx_passes.normalize import Normalized, lift_attributes
 from pure_backend.fx_passes.propagate import propagate
@@ -32,6 +33,7 @@ from pure_backend.fx_passes.tensors import tensors_only
 from pure_backend.fx_passes.unwrap import has_wrappers, unwrap
 from pure_backend.ir.donors import take_markers
 from pure_backend.ir.facts import facts
+from pure_backend.ir.layout import MeshOfRanks
 from pure_backend.jax_bridge.lowerings.registry import has_lowering
 from pure_backend.options import Options
 
@@ -47,14 +49,22 @@ class Prepared:
         reach: For each of its results, the inputs that the result's gradient reaches.
         device: The device that the arguments lie on.
         source: The propagated graph of plain tensors that it was made from.
-        border: If wrapper subclasses were taken apart, how calls of the original graph become calls of `source`.
+        border: If wrapper subclasses were taken apart, or plain tensors meet DTensors, how calls of the original graph become
+            calls of `source`.
+        mesh: The mesh of the DTensors among the arguments.
     """
 
     functional: Functional
     reach: tuple[frozenset[int], ...]
     device: torch.device
     source: fx.GraphModule
-    border: Border | None
+    border: Border | MeshBorder | None
+    mesh: MeshOfRanks | None = None
+
+    @property
+    def place(self) -> torch.device | MeshOfRanks:
+        """Where its program runs."""
+        return self.device if self.mesh is None else self.mesh
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -68,7 +78,7 @@ class Draft:
     fakes: Fakes
     device: torch.device | None = None
     reach: Reach = lambda tensor: frozenset()
-    border: Border | None = None
+    border: Border | MeshBorder | None = None
     functional: Functional | None = None
 
 
@@ -80,7 +90,7 @@ def _propagate(draft: Draft) -> Draft:
         reach = gradient_reach(fakes)
         impurities = propagate(draft.gm, fakes, fake_mode, has_lowering)
     if impurities:
-        raise ImpureGraphError(impurities)
+        raise ImpureGraphError(whole_graph(impurities) if isinstance(draft.border, MeshBorder) else impurities)
     return dataclasses.replace(draft, device=device, reach=reach)
 
 
@@ -88,6 +98,8 @@ def _unwrap(draft: Draft) -> Draft:
     """Wrapper subclasses become their plain tensors."""
     if not has_wrappers(draft.gm):
         return draft
+    if isinstance(draft.border, MeshBorder):
+        raise ImpureGraphError([outside("a tensor subclass beside DTensors")])
     with counters.timed("unwrap"):
         border = unwrap(draft.gm)
     return _propagate(dataclasses.replace(draft, gm=border.gm, args=border.enter(draft.args), border=border))
@@ -119,8 +131,15 @@ def _tensors_only(draft: Draft) -> Draft:
     return dataclasses.replace(draft, functional=tensors_only(draft.functional))
 
 
+def _hold_layouts(draft: Draft) -> Draft:
+    """On a mesh parameters, results and new values lie as their owners want them."""
+    if isinstance(draft.border, MeshBorder):
+        draft.border.hold(draft.functional, draft.args)
+    return draft
+
+
 OF_A_GRAPH = (name_scopes, take_markers, thread_annotations, group_regions, open_functions)
-OF_A_CALL = (_propagate, _unwrap, _functionalize, _share_repeats, _hoist_stacks, _tensors_only)
+OF_A_CALL = (_propagate, _unwrap, _functionalize, _share_repeats, _hoist_stacks, _tensors_only, _hold_layouts)
 
 
 def normalize(gm: fx.GraphModule) -> Normalized:
@@ -153,7 +172,10 @@ def prepare(
         DeviceError: The arguments lie on several devices.
         ImpureGraphError: With every node that cannot be in a program.
     """
+    border = mesh_border(gm, args)
     draft = Draft(gm, args, options, alone, fakes)
+    if border is not None:
+        draft = Draft(border.gm, border.enter(args), options, alone, fakes, border=border)
     for run in OF_A_CALL:
         draft = run(draft)
         (draft.functional or draft).gm.graph.lint()
@@ -164,4 +186,5 @@ def _finished(draft: Draft) -> Prepared:
     functional = draft.functional
     results = zip(functional.gm.graph.output_node().args[0], functional.differentiable, strict=True)
     reach = (draft.reach(facts(node).value) if carries else () for node, carries in results)
-    return Prepared(functional, tuple(map(functional.inputs.of, reach)), draft.device, draft.gm, draft.border)
+    mesh = draft.border.mesh if isinstance(draft.border, MeshBorder) else None
+    return Prepared(functional, tuple(map(functional.inputs.of, reach)), draft.device, draft.gm, draft.border, mesh)

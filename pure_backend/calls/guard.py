@@ -11,7 +11,7 @@ from pure_backend.calls.places import places
 from pure_backend.calls.signature import modes
 from pure_backend.ir.exact import exact
 from pure_backend.ir.geometry import ANYWHERE, Placed
-from pure_backend.ir.wrapper import is_wrapper, pieces_of, take_apart
+from pure_backend.ir.wrapper import comes_apart, pieces_of, take_apart
 
 
 class Guard:
@@ -46,7 +46,7 @@ class WrapperGuard:
     """A `Guard` of calls with wrapper subclasses among the arguments: of their structures and their plain tensors."""
 
     def __init__(self, args: Sequence[Any], placed: Placed = ANYWHERE) -> None:
-        self._structures = [take_apart(a)[1] if is_wrapper(a) else None for a in args]
+        self._structures = [take_apart(a)[1] if comes_apart(a) else None for a in args]
         self._guard = Guard(pieces_of(args), placed)
 
     def __call__(self, args: Sequence[Any]) -> bool:
@@ -65,7 +65,7 @@ class WrapperGuard:
 
 def guard_of(args: Sequence[Any], placed: Placed = ANYWHERE) -> Guard | WrapperGuard:
     """A guard of calls like this one."""
-    return (WrapperGuard if any(map(is_wrapper, args)) else Guard)(args, placed)
+    return (WrapperGuard if any(map(comes_apart, args)) else Guard)(args, placed)
 
 
 def _tensor_check(tensors: list[torch.Tensor]) -> Callable[..., bool]:

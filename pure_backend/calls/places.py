@@ -27,7 +27,7 @@ def places(args: Sequence[Any], placed: Placed) -> tuple[Any, ...] | None:
     """
     if placed == ANYWHERE:
         return None
-    args = [a for a in args if type(a) is not Structure]
+    args = [a for a in args if not isinstance(a, Structure)]
     offsets = tuple(args[i].storage_offset() for i in sorted(placed.absolute) if i < len(args) and _has_memory(args[i]))
     shared = _shared(args, placed.shared) if placed.shared else None
     return (offsets, shared) if offsets or shared else None

@@ -13,9 +13,11 @@ from pure_backend.calls.call_plan import Around, CallPlan
 from pure_backend.fx_passes.border import Border
 from pure_backend.fx_passes.functional import Alias, Constant, Inputs, Value, WriteBack
 from pure_backend.fx_passes.inputs import argument_name
+from pure_backend.fx_passes.layouts import MeshBorder
 from pure_backend.ir.donors import check_valid, donors, give_away
 from pure_backend.ir.facts import facts
 from pure_backend.ir.geometry import Placed
+from pure_backend.ir.layout import MeshOfRanks
 from pure_backend.ir.modes import save_an_empty_tensor
 from pure_backend.jax_bridge.attribution import attributed
 from pure_backend.jax_bridge.autograd import call_program
@@ -38,6 +40,7 @@ class Plan(CallPlan):
         inputs: What its inputs are among the arguments.
         names: The user's name of each input.
         device: Where it runs.
+        mesh: The mesh of ranks that it runs on, if it does.
         storages: Inputs that are a whole storage: which, how many elements lie before the argument, how many there are.
         moved: Inputs that lie on the CPU and are moved to the device: scalars.
         key: What programs that draw no random numbers are given for a key; None for one that does.
@@ -56,6 +59,7 @@ class Plan(CallPlan):
     inputs: Inputs
     names: tuple[str, ...]
     device: torch.device
+    mesh: MeshOfRanks | None
     write_backs: tuple[WriteBack, ...]
     placed: Placed
     storages: tuple[tuple[int, int, int], ...]
@@ -75,7 +79,7 @@ class Plan(CallPlan):
         """The original graph's outputs."""
         inputs = self.gather(args)
         check_valid(inputs, "a compiled graph", lambda: self.names)
-        key = draw_key(self.device) if self.key is None else self.key
+        key = draw_key(self.device, self.mesh) if self.key is None else self.key
         results = list(call_program(self.program, inputs, key))
         for place in self.donated:
             if donate_buffer(inputs[place]) and place not in self.renewed:
@@ -124,9 +128,9 @@ class Plan(CallPlan):
 
 
 class Bordered(Around):
-    """A plan of a graph of plain tensors, called with wrapper subclasses."""
+    """A plan of a graph of plain tensors, called with wrapper subclasses, or of DTensors, called with plain ones too."""
 
-    def __init__(self, plan: CallPlan, border: Border) -> None:
+    def __init__(self, plan: CallPlan, border: Border | MeshBorder) -> None:
         super().__init__(plan)
         self.border = border
 
@@ -169,8 +173,8 @@ def plan_call(prepared: Prepared, remat: Any) -> Plan:
     placeholders = functional.gm.graph.find_nodes(op="placeholder", sort=True)
     given_away = [placeholders.index(node) for node in donors(functional.gm)]
     written = sorted(functional.inputs.of(write_back.input for write_back in functional.write_backs).union(given_away))
-    with attributed(functional.gm, device, remat):
-        program = compile_graph(functional.gm, functional.differentiable, prepared.reach, written, device, remat)
+    with attributed(functional.gm, prepared.place, remat):
+        program = compile_graph(functional.gm, functional.differentiable, prepared.reach, written, prepared.place, remat)
         program.prepare()
     return _plan(prepared, program, given_away if device.type == "xla" else ())
 
@@ -189,6 +193,7 @@ def _plan(prepared: Prepared, program: Program, donated: Sequence[int]) -> Plan:
         inputs=inputs,
         names=tuple(map(argument_name, placeholders)),
         device=device,
+        mesh=prepared.mesh,
         write_backs=functional.write_backs,
         placed=functional.placed,
         storages=tuple((inputs.position[i], *extent) for i, extent in functional.storage_inputs.items()),

@@ -13,6 +13,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from pure_backend.errors import DeviceError
 from pure_backend.ir.describe import describe_tensor, unsuitable_tensor
 from pure_backend.ir.impurity import Unknown
+from pure_backend.ir.layout import is_distributed, layout_of
 from pure_backend.ir.wrapper import dispatches, take_apart
 
 
@@ -63,6 +64,10 @@ def fake_inputs(gm: fx.GraphModule, args: Sequence[Any]) -> tuple[FakeTensorMode
 def _fake(placeholder: fx.Node, arg: Any, mode: FakeTensorMode) -> Any:
     if not isinstance(arg, torch.Tensor):
         return arg
+    if is_distributed(arg) and not isinstance(layout_of(arg), str):
+        with mode:  # as a tensor on one device, of which no memory is ever seen
+            whole = torch.empty_strided(arg.shape, arg.stride(), dtype=arg.dtype, device=arg.device)
+        return whole.requires_grad_(arg.requires_grad)
     if reason := unsuitable_tensor(arg):
         return Unknown(f"argument {argument_name(placeholder)!r} is {reason}")
     if dispatches(arg):

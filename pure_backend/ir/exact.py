@@ -31,7 +31,7 @@ def exact(value: Any) -> Hashable:
     if isinstance(value, frozenset):
         return kind, frozenset(map(exact, value))
     hash(value)
-    if dataclasses.is_dataclass(value) and value.__dataclass_params__.eq:  # type: ignore[attr-defined]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type) and value.__dataclass_params__.eq:  # type: ignore[attr-defined]
         return kind, *(exact(getattr(value, field.name)) for field in dataclasses.fields(value) if field.compare)
     return kind, value
 

@@ -73,6 +73,20 @@ def saved(value: torch.Tensor) -> torch.Tensor:
     return value
 
 
+Axes = tuple[tuple[int, ...], tuple[str, ...], tuple[int, ...], str]
+"""A mesh in a graph: sizes and names of its axes, the ranks, their kind of device. See `ir/layout.py`."""
+
+
+def constrain(value: torch.Tensor, mesh: Axes, cuts: tuple[int | None, ...]) -> torch.Tensor:
+    """A value that lies on a mesh in a certain way."""
+    return value.clone()
+
+
+def stored(value: torch.Tensor, mesh: Axes, cuts: tuple[int | None, ...], used: tuple[int | None, ...]) -> torch.Tensor:
+    """A parameter that is kept cut in one way and used in another; its gradient lies as it is kept."""
+    return value.clone()
+
+
 def _lay_out(value: torch.Tensor, base: Geometry) -> torch.Tensor:
     """Memory that holds `value` where the base lies in its storage."""
     extent = base.offset + 1 + sum((n - 1) * s for n, s in zip(base.size, base.stride, strict=True) if n)

@@ -17,6 +17,7 @@ ADVICE = {
     "layout": "convert the tensor first (.to_dense(), .dequantize()), or keep it outside of the compiled function",
     "side effect": "move the effect outside of the compiled function",
     "collective": "keep communication outside of the compiled function, or shard with mark_sharding",
+    "distributed": "give it DTensors of one mesh in equal parts, and call pure_backend.distributed.initialize()",
     "custom op": "give the operator a JAX implementation (pure_backend.jax_op)",
     "fault": "please report it; once the error is fixed the node runs in the program",
     "raises": "if eager raises too, fix the call; else please report it",

@@ -38,6 +38,11 @@ class MeshOfRanks:
         ranks = device_mesh.mesh
         return cls(tuple(ranks.shape), tuple(names), tuple(ranks.flatten().tolist()), device_mesh.device_type, device_mesh)
 
+    @property
+    def axes(self) -> tuple[tuple[int, ...], tuple[str, ...], tuple[int, ...], str]:
+        """What a graph says of it, see `functional_ops.Axes`."""
+        return self.shape, self.names, self.ranks, self.device_type
+
     def __str__(self) -> str:
         axes = ", ".join(f"{name}: {size}" for name, size in zip(self.names, self.shape, strict=True))
         return f"mesh({axes}; ranks {list(self.ranks)})"
@@ -102,26 +107,64 @@ def _unreached(mesh: MeshOfRanks) -> str:
     """Why programs of this process do not reach a mesh, or an empty string."""
     if not _connected:
         return "programs over several processes need pure_backend.distributed.initialize() at the start"
-    if sorted(mesh.ranks) != list(range(_connected[0])):
-        return f"it lies on {mesh}, which is not all of the {_connected[0]} ranks"
+    if sorted(mesh.ranks) != list(range(connected())):
+        return f"it lies on {mesh}, which is not all of the {connected()} ranks"
     return ""
 
 
-_connected: list[int] = []
+_connected: list[float] = []
 
 
-def connect(world: int) -> None:
-    """Note that programs reach the devices of so many ranks."""
-    _connected[:] = [world]
+def connect(world: int, limit_s: float) -> None:
+    """Note that programs reach the devices of so many ranks, and how long they wait for each other."""
+    _connected[:] = [world, limit_s]
+
+
+def connected() -> int:
+    """How many ranks programs reach; 0 before `connect`."""
+    return int(_connected[0]) if _connected else 0
+
+
+def time_limit() -> float:
+    """How many seconds a rank waits for another one."""
+    return _connected[1]
 
 
 def wrapped(local: torch.Tensor, layout: Layout, shape: Sequence[int]) -> torch.Tensor:
-    """The DTensor of a row-major local tensor; it has no gradient."""
+    """The DTensor of a row-major local tensor, which nothing else refers to then; it has no gradient."""
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+    meta = TensorMeta(torch.Size(shape), torch.empty(tuple(shape), device="meta").stride(), local.dtype)
+    spec = DTensorSpec(layout.mesh.device_mesh, tuple(layout.placements), meta)
+    return DTensor(local, spec, requires_grad=False)
+
+
+def on_every_rank(tensor: torch.Tensor, mesh: MeshOfRanks) -> torch.Tensor:
+    """The DTensor of a plain tensor that every rank has; the tensor gets its gradient."""
     from torch.distributed.tensor import DTensor
 
-    stride = torch.empty(tuple(shape), device="meta").stride()
-    mesh = layout.mesh.device_mesh
-    return DTensor.from_local(local, mesh, layout.placements, run_check=False, shape=torch.Size(shape), stride=stride)
+    return DTensor.from_local(tensor, mesh.device_mesh, everywhere(mesh).placements, run_check=False)
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """For a DTensor a plain tensor of its global shape, without its values; another tensor as it is."""
+    if not is_distributed(tensor):
+        return tensor
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+
+
+def part_like(value: Any, like: torch.Tensor) -> Any:
+    """A plain tensor of a DTensor's shape as a DTensor that lies like it; another value as it is."""
+    if not (is_distributed(like) and isinstance(value, torch.Tensor) and value.shape == like.shape):
+        return value
+    layout = layout_of(like)
+    if isinstance(layout, str):
+        raise ValueError(layout)
+    own = value
+    for size, cut, place in zip(layout.mesh.shape, layout.cuts, like.device_mesh.get_coordinate(), strict=True):
+        own = own if cut is None else own.chunk(size, cut)[place]
+    return wrapped(own.clone(memory_format=torch.contiguous_format), layout, value.shape)
 
 
 def everywhere(mesh: MeshOfRanks) -> Layout:

@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from pure_backend.ir.exact import Same, exact
+from pure_backend.ir.layout import is_distributed
 
 
 def dispatches(tensor: torch.Tensor) -> bool:
@@ -79,6 +80,31 @@ class Structure:
         return wrapped.requires_grad_() if self.requires_grad else wrapped
 
 
+@dataclasses.dataclass(frozen=True)
+class Distributed(Structure):
+    """All of a DTensor but its local tensor. Its context is the mesh and the placements."""
+
+    @classmethod
+    def of(cls, tensor: Any) -> Distributed:
+        """The structure of a DTensor."""
+        context = (tensor.device_mesh, tensor.placements)
+        place = tensor.shape, tensor.stride(), tensor.requires_grad
+        return cls(type(tensor), ("_local_tensor",), (None,), context, *place, _identity(context))
+
+    def fits(self, tensor: Any) -> bool:
+        """As for any structure."""
+        return (
+            type(tensor) is self.cls
+            and (tensor.device_mesh, tensor.placements) == self.context
+            and (tensor.shape, tensor.stride(), tensor.requires_grad) == (self.size, self.stride, self.requires_grad)
+        )
+
+
+def comes_apart(value: Any) -> bool:
+    """Whether a value is a structure and plain tensors to whoever compares calls."""
+    return is_distributed(value) or is_wrapper(value)
+
+
 def take_apart(tensor: torch.Tensor) -> tuple[list[torch.Tensor], Structure]:
     """The plain tensors of a wrapper, those of wrappers in it too, and the rest."""
     with torch._C.DisableTorchFunctionSubclass():  # which every look at an attribute would call
@@ -86,6 +112,8 @@ def take_apart(tensor: torch.Tensor) -> tuple[list[torch.Tensor], Structure]:
 
 
 def _take_apart(tensor: Any) -> tuple[list[torch.Tensor], Structure]:
+    if is_distributed(tensor):
+        return [tensor._local_tensor], Distributed.of(tensor)
     names, context = tensor.__tensor_flatten__()
     pieces: list[torch.Tensor] = []
     inner: list[Structure | None] = []
@@ -100,12 +128,12 @@ def _take_apart(tensor: Any) -> tuple[list[torch.Tensor], Structure]:
 
 def pieces_of(values: Sequence[Any]) -> list[Any]:
     """The values with the pieces of each wrapper in its place."""
-    return [piece for value in values for piece in (take_apart(value)[0] if is_wrapper(value) else (value,))]
+    return [piece for value in values for piece in (take_apart(value)[0] if comes_apart(value) else (value,))]
 
 
 def spread(values: Sequence[Any]) -> list[Any]:
     """The values with each wrapper's structure, and then its pieces, in its place: all that a plan depends on."""
-    return [part for value in values for part in (_parts(value) if is_wrapper(value) else (value,))]
+    return [part for value in values for part in (_parts(value) if comes_apart(value) else (value,))]
 
 
 def _parts(wrapper: torch.Tensor) -> list[Any]:

@@ -22,12 +22,12 @@ from pure_backend.ir.impurity import Impurity
 from pure_backend.jax_bridge.avals import is_differentiable, to_aval
 from pure_backend.jax_bridge.program import Program
 from pure_backend.jax_bridge.rng import KEY, KeyStream
-from pure_backend.jax_bridge.runtimes import runtime_for
+from pure_backend.jax_bridge.runtimes import Place, runtime_for
 from pure_backend.jax_bridge.trace import Walker, tracing
 
 
 @contextlib.contextmanager
-def attributed(gm: fx.GraphModule, device: torch.device, remat: Any) -> Iterator[None]:
+def attributed(gm: fx.GraphModule, device: Place, remat: Any) -> Iterator[None]:
     """Turn an error in this scope into impurities of the nodes that fail by themselves, or of the whole graph.
 
     Args:
@@ -46,7 +46,7 @@ def attributed(gm: fx.GraphModule, device: torch.device, remat: Any) -> Iterator
         raise (ImpureGraphError(nodes) if nodes else whole) from error
 
 
-def failing_nodes(gm: fx.GraphModule, device: torch.device, remat: Any) -> list[Impurity]:
+def failing_nodes(gm: fx.GraphModule, device: Place, remat: Any) -> list[Impurity]:
     """The impurity of each node that does not become an executable by itself."""
     seen: set[Any] = set()
     found = []
@@ -64,7 +64,7 @@ def failing_nodes(gm: fx.GraphModule, device: torch.device, remat: Any) -> list[
     return found
 
 
-def _alone(gm: fx.GraphModule, node: fx.Node, device: torch.device, remat: Any) -> Program:
+def _alone(gm: fx.GraphModule, node: fx.Node, device: Place, remat: Any) -> Program:
     """The program of one node, differentiated by all of its arguments that require a gradient."""
     fixed = {arg: Walker(KeyStream(None)).constant(gm, arg) for arg in node.all_input_nodes if arg.op == "get_attr"}
     given = [arg for arg in node.all_input_nodes if arg not in fixed]

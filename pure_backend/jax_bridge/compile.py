@@ -17,7 +17,7 @@ from pure_backend.jax_bridge.cache import ProgramCache
 from pure_backend.jax_bridge.executables import Executables
 from pure_backend.jax_bridge.key_text import key_text
 from pure_backend.jax_bridge.program import Program
-from pure_backend.jax_bridge.runtimes import made_runtimes, place_of, runtime_for
+from pure_backend.jax_bridge.runtimes import Place, made_runtimes, place_of, runtime_for
 from pure_backend.jax_bridge.trace import trace
 
 programs = ProgramCache()
@@ -42,7 +42,7 @@ def compile_graph(
     differentiable: Sequence[bool],
     reach: Sequence[frozenset[int]],
     written: Sequence[int],
-    device: torch.device,
+    device: Place,
     remat: Any,
 ) -> Program:
     """The program of a functional graph.

@@ -12,7 +12,6 @@ import jax
 
 from pure_backend import counters
 from pure_backend.jax_bridge.disk_cache import disk_cache
-from pure_backend.jax_bridge.lower import lower
 from pure_backend.jax_bridge.runtimes import Runtime
 from pure_backend.jax_bridge.vjp import Residual
 
@@ -100,7 +99,7 @@ class Executables:
     def make(self, role: str, jaxpr: Any, metadata: Mapping[str, Any]) -> Call:
         """A new executable, stored with what is to be known of it."""
         with self.runtime.placement():
-            lowered = lower(jaxpr, self.runtime.platform, role)
+            lowered = self.runtime.lower(jaxpr, role)
             executable = self.runtime.compile(lowered)
         if self.cache is not None:
             with counters.timed("cache", f"store the {role} on disk"):

@@ -37,24 +37,34 @@ def lower(jaxpr: Any, platform: str, role: str = "program") -> Lowered:
         platform: "cpu", "cuda" or "tpu". Lowering by platform makes Pallas kernels Mosaic for TPU from any host.
         role: What it is, for the log.
     """
-    used, kept = _used_inputs(for_platform(jaxpr, platform))
+    used, kept, outputs = used_inputs(jaxpr, platform)
     with counters.timed("lower", f"{role} for {platform}, {len(kept)} inputs, {len(jaxpr.out_avals)} outputs"):
         hlo = to_hlo(used, platform)
     counters.count("lowerings")
-    return Lowered(hlo, kept, tuple(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in jaxpr.out_avals))
+    return Lowered(hlo, kept, outputs)
+
+
+def used_inputs(jaxpr: Any, platform: str) -> tuple[Any, tuple[int, ...], tuple[jax.ShapeDtypeStruct, ...]]:
+    """A closed jaxpr for a platform with only the inputs it reads; which these are; its outputs' abstract values."""
+    used, kept = _used_inputs(for_platform(jaxpr, platform))
+    return used, kept, tuple(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in jaxpr.out_avals)
 
 
 def to_hlo(jaxpr: Any, platform: str) -> Any:
     """A closed jaxpr with all its inputs, lowered by JAX; nothing is counted."""
     avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in jaxpr.jaxpr.invars]
+    with tracing():
+        return jitted(jaxpr).trace(*avals).lower(lowering_platforms=(platform,))
+
+
+def jitted(jaxpr: Any) -> Any:
+    """A closed jaxpr with all its inputs, to be traced and lowered for the arguments it is given."""
     function = core.jaxpr_as_fun(jaxpr)
 
     def program(*args):  # profiles show its name
         return function(*args)
 
-    with tracing():
-        traced = jax.jit(program, keep_unused=True).trace(*avals)
-        return traced.lower(lowering_platforms=(platform,))
+    return jax.jit(program, keep_unused=True)
 
 
 def _used_inputs(jaxpr: Any) -> tuple[Any, tuple[int, ...]]:

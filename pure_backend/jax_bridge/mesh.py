@@ -64,7 +64,12 @@ def named_sharding(layout: Layout) -> NamedSharding:
     return NamedSharding(jax_mesh(layout.mesh), partition_spec(layout.cuts, layout.mesh.names))
 
 
-def layout_of_sharding(sharding: Any, mesh: MeshOfRanks, ndim: int) -> Layout:
+def constrained(value: jax.Array, layout: Layout | None) -> jax.Array:
+    """A value in a program that lies so, or as XLA likes."""
+    return value if layout is None else jax.lax.with_sharding_constraint(value, named_sharding(layout))
+
+
+def layout_of_sharding(sharding: Any, mesh: MeshOfRanks) -> Layout:
     """How an array lies that a program gave.
 
     Raises:
@@ -73,5 +78,5 @@ def layout_of_sharding(sharding: Any, mesh: MeshOfRanks, ndim: int) -> Layout:
     if sharding.is_fully_replicated:
         return Layout(mesh, (None,) * len(mesh.shape))
     if not isinstance(sharding, NamedSharding):
-        raise ValueError(f"XLA gave an array of {ndim} dimensions that lies as {sharding}, which no placements say")
+        raise ValueError(f"no placements say how {sharding} lies")
     return Layout(mesh, cuts_of_spec(sharding.spec, mesh.names))

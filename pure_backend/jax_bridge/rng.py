@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import torch
 
+from pure_backend.ir.layout import MeshOfRanks
+
 KEY_SHAPE = (2,)
 """A key enters a program as `u32[2]`, the raw data of a threefry key. It is the last argument and counted among no inputs."""
 
@@ -18,13 +20,20 @@ NO_KEY = torch.zeros(KEY_SHAPE, dtype=torch.uint32)
 """What a program that reads no key is given."""
 
 
-def draw_key(device: torch.device) -> torch.Tensor:
+def draw_key(device: torch.device, mesh: MeshOfRanks | None = None) -> torch.Tensor:
     """Fresh key data from torch's default CPU generator, which it advances.
+
+    Args:
+        device: Where it is wanted.
+        mesh: If the program runs on one, all its ranks get the key of the first.
 
     Returns:
         `u32[2]` on `device`.
     """
-    high, low = torch.randint(0, 2**32, KEY_SHAPE, dtype=torch.int64).tolist()
+    drawn = torch.randint(0, 2**32, KEY_SHAPE, dtype=torch.int64)
+    if mesh is not None:
+        torch.distributed.broadcast(drawn, 0)
+    high, low = drawn.tolist()
     key = torch.tensor([high, low], dtype=torch.uint32)
     return key if device.type == "cpu" else key.to(device)
 

@@ -19,13 +19,15 @@ from torch import fx
 from pure_backend import _compat, counters
 from pure_backend.ir.canonical import graph_key
 from pure_backend.ir.facts import facts
+from pure_backend.ir.layout import Layout
 from pure_backend.ir.positions import with_values
 from pure_backend.jax_bridge.avals import to_aval
 from pure_backend.jax_bridge.compile import programs, settings
 from pure_backend.jax_bridge.conjugation import conjugate
+from pure_backend.jax_bridge.mesh import constrained
 from pure_backend.jax_bridge.program import Program
 from pure_backend.jax_bridge.rng import KEY, fold_data
-from pure_backend.jax_bridge.runtimes import place_of, runtime_for
+from pure_backend.jax_bridge.runtimes import Place, place_of, runtime_for
 from pure_backend.jax_bridge.trace import trace, tracing
 from pure_backend.jax_bridge.vjp import rematerialized
 
@@ -83,8 +85,9 @@ def step_program(
     update: fx.GraphModule,
     states: Sequence[torch.Tensor],
     wiring: Wiring,
-    device: torch.device,
+    device: Place,
     remat: Any,
+    layouts: tuple[Layout | None, ...] = (),
 ) -> Program:
     """The program of a step, found by content or traced.
 
@@ -95,19 +98,20 @@ def step_program(
         wiring: How they meet.
         device: The device that it will run on.
         remat: See `Options.remat`.
+        layouts: On a mesh, how each new value of an input or state lies.
     """
     _compat.torchax()
     with _compat.x64():
         kept = tuple(to_aval(state) for state in states)
     described = tuple((aval.shape, str(aval.dtype)) for aval in kept)
-    key = ("step", graph_key(loss), graph_key(update), described, wiring, place_of(device), remat, settings())
+    key = ("step", graph_key(loss), graph_key(update), described, wiring, place_of(device), remat, layouts, settings())
 
     def make() -> Program:
         with counters.timed("trace"), _compat.x64():
             loss_jaxpr, loss_draws, inputs = _traced(loss)
             update_jaxpr, update_draws, _ = _traced(update)
         with counters.timed("differentiate"):
-            jaxpr = _whole(loss_jaxpr, update_jaxpr, inputs, kept, wiring, remat)
+            jaxpr = _whole(loss_jaxpr, update_jaxpr, inputs, kept, wiring, remat, layouts)
         results = len(jaxpr.jaxpr.outvars)
         nothing = (frozenset(),) * results
         draws = loss_draws or update_draws
@@ -122,9 +126,11 @@ def _traced(gm: fx.GraphModule) -> tuple[Any, bool, list[jax.ShapeDtypeStruct]]:
     return *trace(gm, avals), avals
 
 
-def _whole(loss: Any, update: Any, inputs: Sequence[Any], states: Sequence[Any], wiring: Wiring, remat: Any) -> Any:
+def _whole(
+    loss: Any, update: Any, inputs: Sequence[Any], states: Sequence[Any], wiring: Wiring, remat: Any, layouts: Any
+) -> Any:
     """The jaxpr of the step."""
-    step = _Step(core.jaxpr_as_fun(loss), core.jaxpr_as_fun(update), wiring, remat)
+    step = _Step(core.jaxpr_as_fun(loss), core.jaxpr_as_fun(update), wiring, remat, layouts)
     count = sum(kind == "hyperparameter" for kind, _ in wiring.update_inputs)
     with tracing():
         batch = [_times(a, wiring.micro_batches) if i in wiring.batch else a for i, a in enumerate(inputs)]
@@ -144,6 +150,7 @@ class _Step:
     update: Any
     wiring: Wiring
     remat: Any
+    layouts: tuple[Layout | None, ...]
 
     def __call__(self, inputs: list, hyper: jax.Array, states: list, key: jax.Array) -> tuple:
         wiring = self.wiring
@@ -157,7 +164,10 @@ class _Step:
         kept = [v.astype(states[i].dtype) for (k, i), v in zip(wiring.update_results, new, strict=True) if k == "state"]
         made = [value for (kind, _), value in zip(wiring.update_results, new, strict=True) if kind == "made"]
         finite = [_all_finite([loss, *grads])] if wiring.check_finite else []
-        return (*returned, *(inputs[i] for i in wiring.new_values), *kept, *made, *finite)
+        new_values = [*(inputs[i] for i in wiring.new_values), *kept]
+        if self.layouts:
+            new_values = [constrained(v, layout) for v, layout in zip(new_values, self.layouts, strict=True)]
+        return (*returned, *new_values, *made, *finite)
 
     def gradients(self, inputs: list, scale: float, key: jax.Array) -> tuple[list, jax.Array, list, list]:
         """What one micro-batch gives: inputs with their new values, the loss, the results to return, gradients."""

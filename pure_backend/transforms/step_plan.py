@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from pure_backend.calls.call_plan import CallPlan
-from pure_backend.calls.guard import Guard
+from pure_backend.calls.guard import Guard, WrapperGuard, guard_of
 from pure_backend.calls.places import overlapping, span
 from pure_backend.calls.plan import output_leaf
 from pure_backend.calls.signature import signature
@@ -21,6 +21,7 @@ from pure_backend.ir.donors import check_valid
 from pure_backend.ir.exact import exact
 from pure_backend.ir.facts import facts
 from pure_backend.ir.geometry import Placed
+from pure_backend.ir.layout import Layout, is_distributed, layout_of
 from pure_backend.jax_bridge.avals import is_differentiable
 from pure_backend.jax_bridge.program import Program
 from pure_backend.jax_bridge.rng import NO_KEY, draw_key
@@ -66,6 +67,7 @@ class StepPlan(CallPlan):
     ) -> None:
         self.updates, self.batches, self.rules, self.copied = updates, batches, rules, copied
         self.functional, self.device, self.inputs = prepared.functional, prepared.device, prepared.functional.inputs
+        self.place, self.mesh = prepared.place, prepared.mesh
         self.write_backs = self.functional.write_backs
         self.loss = _loss(self.functional)
         reached = [self.inputs.firsts[i] for i in sorted(prepared.reach[self.loss])]
@@ -77,8 +79,9 @@ class StepPlan(CallPlan):
         self.placed = self.functional.placed | Placed(frozenset(self.trained))
         _check(self, args)
         self.known: dict[Any, tuple[Program, Wiring]] = {}
-        self.latest: tuple[Any, Guard, tuple[Program, Wiring]] | None = None
+        self.latest: tuple[Any, Guard | WrapperGuard, tuple[Program, Wiring]] | None = None
         self.numbers: tuple[Any, torch.Tensor] | None = None
+        self.layouts = tuple(_layout(args[i]) for i in self.inputs.firsts)
         self.no_key = NO_KEY.to(self.device)
 
     def __call__(self, args: Sequence[Any]) -> Any:
@@ -153,11 +156,18 @@ class StepPlan(CallPlan):
                 self.known.pop(next(iter(self.known)))
             wiring = self.wiring(update)
             loss, step = self.functional.gm, update.graph.functional.gm
-            program = step_program(loss, step, update.states, wiring, self.device, self.rules.remat)
+            program = step_program(loss, step, update.states, wiring, self.place, self.rules.remat, self.held(update, wiring))
             self.known[key] = (program, wiring)
         found = self.known[key]
-        self.latest = (update.graph, Guard(update.states), found)
+        self.latest = (update.graph, guard_of(update.states), found)
         return found
+
+    def held(self, update: Update, wiring: Wiring) -> tuple[Layout | None, ...]:
+        """On a mesh, how each new value lies: like the old one."""
+        if self.mesh is None:
+            return ()
+        states = (_layout(update.states[i]) for i in wiring.new_states)
+        return (*(self.layouts[i] for i in wiring.new_values), *states)
 
     def wiring(self, update: Update) -> Wiring:
         """How loss and update meet."""
@@ -187,7 +197,7 @@ class StepPlan(CallPlan):
         return [*map(argument_name, placeholders), "hyper-parameters", *["a state"] * len(update.states)]
 
     def key(self, program: Program) -> torch.Tensor:
-        return draw_key(self.device) if program.uses_key else self.no_key
+        return draw_key(self.device, self.mesh) if program.uses_key else self.no_key
 
     def vector(self, numbers: list[float]) -> torch.Tensor:
         """The hyper-parameters as one tensor, made anew only when one of them changed."""
@@ -212,6 +222,11 @@ def _loss(functional: Functional) -> int:
         raise ValueError(f"TrainStep: the loss must be one real number that depends on the parameters, got {shown}{grad}")
     assert isinstance(first, Value)
     return first.index
+
+
+def _layout(tensor: Any) -> Layout | None:
+    layout = layout_of(tensor) if is_distributed(tensor) else None
+    return layout if isinstance(layout, Layout) else None
 
 
 def _check(plan: StepPlan, args: Sequence[Any]) -> None:

@@ -20,6 +20,7 @@ from pure_backend.errors import ImpureFunctionError, UnsupportedOperatorError
 from pure_backend.options import Options
 from pure_backend.pipeline import normalize, prepare
 from pure_backend.transforms.capture import Captured
+from pure_backend.transforms.distributed_batches import parts_of_batch
 from pure_backend.transforms.micro_batches import MicroBatches
 from pure_backend.transforms.step_plan import Rules, StepPlan
 from pure_backend.transforms.updates import Updates
@@ -54,6 +55,8 @@ class TrainStep:
             no other tensor shows theirs; else new values are copied into it. On `xla` tensors they always keep their buffers.
         check_finite: Whether a loss or a gradient that is NaN or infinite raises, before anything is updated. On `xla` tensors
             this waits for each step.
+        batch: For a model of DTensors, how the batch lies: each rank gives its own part of `Shard(0)`, on the first axis of the
+            mesh, or of a placement for each axis. By default every rank gives the whole batch.
         options: See `Options`.
 
     Raises:
@@ -77,6 +80,7 @@ class TrainStep:
         has_aux: bool = False,
         donate: bool = True,
         check_finite: bool = False,
+        batch: Any = None,
         options: Options | Mapping[str, Any] | None = None,
     ) -> None:
         _check_objects(model, optimizer, loss_fn)
@@ -93,6 +97,7 @@ class TrainStep:
         self._captured = Captured(backend=_weakly(self._compile), dynamic=False)
         self._updates = Updates(optimizer, None if clip_grad_norm is None else float(clip_grad_norm))
         self._batches = MicroBatches(grad_accumulation)
+        self._parts = parts_of_batch(model, batch, grad_accumulation)
         self._bytes_copied = 0
 
     @property
@@ -121,7 +126,7 @@ class TrainStep:
         """
         _check_hooks(self.optimizer)
         self._bytes_copied = 0
-        own, own_keywords = pytree.tree_map(self._batches.first, (batch, keywords))
+        own, own_keywords = pytree.tree_map(self._batches.first, self._distributed((batch, keywords)))
         try:
             with torch.enable_grad():
                 result = self._captured(self._loss, *own, **own_keywords)
@@ -131,6 +136,9 @@ class TrainStep:
         for hook in self.optimizer._optimizer_step_post_hooks.values():
             hook(self.optimizer, (), {})
         return result
+
+    def _distributed(self, batch: Any) -> Any:
+        return batch if self._parts is None else pytree.tree_map(self._parts, batch)
 
     def planned(self, *batch: Any, **keywords: Any) -> tuple[StepPlan, Sequence[Any]]:
         """The plan of a call with this batch and the arguments of its graph; nothing is run and nothing changes.

@@ -11,6 +11,7 @@ from pure_backend.jax_bridge.lowerings import flex_attention as flex_attention
 from pure_backend.jax_bridge.lowerings import foreach as foreach
 from pure_backend.jax_bridge.lowerings import grid_sampling as grid_sampling
 from pure_backend.jax_bridge.lowerings import indexing as indexing
+from pure_backend.jax_bridge.lowerings import layouts as layouts
 from pure_backend.jax_bridge.lowerings import linalg as linalg
 from pure_backend.jax_bridge.lowerings import losses as losses
 from pure_backend.jax_bridge.lowerings import matmul as matmul

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from pure_backend.errors import DeviceError
+from pure_backend.ir.layout import MeshOfRanks
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
 """A compiled program as a function of handles."""
@@ -59,6 +60,10 @@ class Runtime(Protocol):
         """The scope in which programs for this runtime are lowered."""
         ...
 
+    def lower(self, jaxpr: Any, role: str) -> Any:
+        """A closed jaxpr, lowered."""
+        ...
+
     def compile(self, lowered: Any) -> Executable:
         """The lowered program, compiled."""
         ...
@@ -97,16 +102,19 @@ class Runtime(Protocol):
         ...
 
 
-_runtimes: dict[torch.device, Runtime] = {}
+Place = torch.device | MeshOfRanks
+"""Where programs run: on a device, or on those of all ranks of a mesh."""
+
+_runtimes: dict[Place, Runtime] = {}
 
 
-def place_of(device: torch.device) -> torch.device:
-    """What programs for a device depend on: the device itself, but for `xla`, where torch_xla places a computation."""
-    return torch.device("xla") if device.type == "xla" else device
+def place_of(place: Place) -> Place:
+    """What programs for a place depend on: the place itself, but for `xla`, where torch_xla places a computation."""
+    return torch.device("xla") if isinstance(place, torch.device) and place.type == "xla" else place
 
 
-def runtime_for(device: torch.device) -> Runtime:
-    """The runtime for tensors on a device, made at its first use.
+def runtime_for(device: Place) -> Runtime:
+    """The runtime for tensors on a device or mesh, made at its first use.
 
     Raises:
         DeviceError: There is none.
@@ -122,7 +130,11 @@ def made_runtimes() -> list[Runtime]:
     return list(_runtimes.values())
 
 
-def _make(device: torch.device) -> Runtime:
+def _make(device: Place) -> Runtime:
+    if isinstance(device, MeshOfRanks):
+        from pure_backend.jax_bridge.runtimes.mesh import MeshRuntime
+
+        return MeshRuntime(device)
     if device.type == "xla":
         from pure_backend.jax_bridge.runtimes.xla import XlaRuntime
 

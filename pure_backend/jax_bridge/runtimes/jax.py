@@ -12,7 +12,7 @@ import torch
 from pure_backend import _compat, counters
 from pure_backend.jax_bridge.arrays import ArrayViews, device_of, to_tensor
 from pure_backend.jax_bridge.frames import in_bare_thread
-from pure_backend.jax_bridge.lower import Lowered
+from pure_backend.jax_bridge.lower import Lowered, lower
 from pure_backend.jax_bridge.memory import memory_release
 from pure_backend.jax_bridge.platform import compile_options
 from pure_backend.jax_bridge.resizable import resizable_maker
@@ -58,6 +58,10 @@ class JaxRuntime:
     def placement(self) -> AbstractContextManager[Any]:
         """Programs lowered inside belong to this device, whatever JAX's default device is."""
         return jax.default_device(self.device)
+
+    def lower(self, jaxpr: Any, role: str) -> Lowered:
+        """Lower for this platform."""
+        return lower(jaxpr, self.platform, role)
 
     def compile(self, lowered: Lowered) -> Executable:
         """Compile with XLA."""

@@ -11,7 +11,7 @@ import torch
 from pure_backend import _compat
 from pure_backend.errors import DeviceError, UnsupportedOperatorError
 from pure_backend.jax_bridge.custom_calls import jaxlibs_custom_calls
-from pure_backend.jax_bridge.lower import Lowered
+from pure_backend.jax_bridge.lower import Lowered, lower
 from pure_backend.jax_bridge.runtimes import Executable, Run
 from pure_backend.jax_bridge.serialize import custom_calls, names_its_calls
 
@@ -44,6 +44,10 @@ class XlaRuntime:
     def placement(self) -> contextlib.AbstractContextManager[Any]:
         """torch_xla places the computation, not JAX."""
         return contextlib.nullcontext()
+
+    def lower(self, jaxpr: Any, role: str) -> Lowered:
+        """Lower for this platform."""
+        return lower(jaxpr, self.platform, role)
 
     def compile(self, lowered: Lowered) -> Executable:
         """The program as an XlaComputation; torch_xla compiles it with the graph that it is inlined into.
