@@ -19,6 +19,7 @@ from pure_backend.jax_bridge.custom_calls import calling_primitives
 from pure_backend.jax_bridge.executables import Call as Call
 from pure_backend.jax_bridge.executables import Executables, forward_metadata
 from pure_backend.jax_bridge.jaxprs import dce_jaxpr, primitives, with_outputs
+from pure_backend.jax_bridge.late import late_failure
 from pure_backend.jax_bridge.rng import KEY
 from pure_backend.jax_bridge.runtimes import Runtime
 from pure_backend.jax_bridge.trace import tracing
@@ -135,13 +136,15 @@ class Program:
 
         Args:
             present: For each differentiable output, whether its cotangent is given; an absent one is zero in the program.
+
+        Raises:
+            LoweringError: With the operators that cannot be lowered and the user's lines.
         """
         with self._lock:
             if present not in self._backwards:
                 role = "backward " + "".join("01"[here] for here in present)
                 stored = self.executables.load(role)
-                call = self.executables.make(role, self.backward_jaxpr(present), {}) if stored is None else stored[0]
-                self._backwards[present] = call
+                self._backwards[present] = self._new_backward(role, present) if stored is None else stored[0]
             return self._backwards[present]
 
     def backward_program(self, present: tuple[bool, ...]) -> Program:
@@ -173,6 +176,13 @@ class Program:
     def _new_forward(self) -> Call:
         residuals, order = (self.derivative.residuals, self.derivative.order) if self.inputs else ((), "")
         return self.executables.make("forward", self.forward_jaxpr, forward_metadata(self.uses_key, residuals, order))
+
+    def _new_backward(self, role: str, present: tuple[bool, ...]) -> Call:
+        jaxpr = self.backward_jaxpr(present)
+        try:
+            return self.executables.make(role, jaxpr, {})
+        except Exception as error:
+            raise late_failure(jaxpr, self.runtime.platform, error) from error
 
     def _cotangent_avals(self) -> list[jax.ShapeDtypeStruct]:
         pairs = zip(self.jaxpr.jaxpr.outvars, self.differentiable, strict=True)

@@ -260,7 +260,7 @@ def _transforms() -> list[Case]:
 
 def _linear_algebra() -> list[Case]:
     def definite(x: torch.Tensor) -> torch.Tensor:
-        return x @ x.mT / 64 + torch.eye(64, dtype=x.dtype)
+        return x @ x.mT / 64 + torch.eye(64, dtype=x.dtype, device=x.device)
 
     return _each(
         f64,

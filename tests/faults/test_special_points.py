@@ -37,6 +37,7 @@ DERIVATIVES = {
     "smallest so far, ties": (lambda x: x.cummin(0).values, [1.0, 0.0, 0.0, 3.0]),
     "logit outside": (torch.logit, [-0.5, 0.0, 0.5, 1.0, 1.5]),
     "logit with eps": (lambda x: torch.logit(x, 0.1), [-0.5, 0.1, 0.5, 0.9, 1.5]),
+    "angle at the origin": (torch.atan2, [0.0, 0.0, 1.0, 3.0], [0.0, 1.0, 0.0, -2.0]),
     "hypotenuse of nothing": (torch.hypot, [0.0, 3.0, INF], [0.0, -4.0, 1.0]),
     "logarithm of gamma at its poles": (torch.lgamma, [0.0, -0.0, -1.0, 2.0, INF]),
     "entropy of nothing": (torch.special.entr, [0.0, 1.0, 0.5, INF]),

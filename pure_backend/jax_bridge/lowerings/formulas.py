@@ -44,6 +44,8 @@ _SELECTIONS = {  # they have ties
 _ELEMENTWISE = {
     *(
         "_prelu_kernel",
+        "arctan2",
+        "atan2",
         "copysign",
         "fmod",
         "glu",
