@@ -33,7 +33,7 @@ lint: .venv/.stamp ## check format, lint and types
 	.venv/bin/ruff check
 	.venv/bin/pyright pure_backend
 
-conformance: .venv/.stamp ## run torch's operator database against eager (30 minutes) and write docs/conformance.md
+conformance: .venv/.stamp ## run torch's operator database against eager (40 minutes) and write docs/conformance.md
 	PYTHONPATH=tests .venv/bin/python -m conformance $(CONFORMANCE_ARGS)
 
 bench: .venv/.stamp ## run every benchmark (15 minutes) and write docs/benchmarks (BENCH_ARGS=--quick, "--only run_time hlo")
