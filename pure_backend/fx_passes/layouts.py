@@ -151,7 +151,7 @@ def _of_wholes(gm: fx.GraphModule, mesh: MeshOfRanks) -> fx.GraphModule:
     """
     graph = fx.Graph()
     graph.output(graph.graph_copy(gm.graph, {}))
-    graph.output_node().meta.update(gm.graph.output_node().meta)
+    derive(graph.output_node(), gm.graph.output_node())
     for node in list(graph.nodes):
         if (how := _movement(node)) is not None:
             if (cuts := _moved(node, how, mesh)) is None:

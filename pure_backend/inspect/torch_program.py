@@ -89,9 +89,9 @@ def capture(fn: Any, args: tuple, kwargs: dict[str, Any], donate: tuple[int, ...
     """
     stop = _captured(fn, args, kwargs)
     plan = stop.specializations.new_plan(stop.args_of_graph)
-    gm = stop.specializations.normalized.gm
+    gm, given = stop.specializations.normalized.gm, stop.args_of_graph
     if isinstance(plan, Bordered):
-        gm, plan = plan.border.gm, plan.plan
+        gm, given, plan = plan.border.gm, plan.border.enter(given), plan.plan
     if not isinstance(plan, Plan):
         raise ValueError(f"compile_for_tpu: the graph runs in eager: {plan.reason}")
     program = plan.program
@@ -103,7 +103,7 @@ def capture(fn: Any, args: tuple, kwargs: dict[str, Any], donate: tuple[int, ...
     written = {place[write_back.input]: write_back.index for write_back in plan.write_backs}
     given_away = {place[placeholders.index(n)] for n in donors(gm)}
     given_away |= {place[_position(args, i, stop.args_of_graph)] for i in donate}
-    owners = (*(owner_of(stop.args_of_graph[i], fn, name) for i, name in zip(plan.inputs.firsts, names, strict=False)), _KEY)
+    owners = (*(owner_of(given[i], fn, name) for i, name in zip(plan.inputs.firsts, names, strict=False)), _KEY)
     outputs = output_names(program.outputs, written, names)
     residuals = [f"residual {i}" for i in range(len(program.forward_jaxpr.jaxpr.outvars) - program.outputs)]
     return NamedProgram(program.forward_jaxpr, names, (*outputs, *residuals), tuple(sorted(given_away)), written, owners)
