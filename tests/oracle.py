@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import importlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -104,6 +105,19 @@ def _raised(f: Callable, args: tuple) -> Exception | None:
     except Exception as error:
         return error
     return None
+
+
+def on_lowering(monkeypatch: Any, note: Callable[[Any, Any], None]) -> None:
+    """Call `note(jaxpr, lowered)` for each program that a runtime lowers from now on."""
+    original = importlib.import_module("pure_backend.jax_bridge.lower").lower
+
+    def lower(jaxpr: Any, *rest: Any) -> Any:
+        lowered = original(jaxpr, *rest)
+        note(jaxpr, lowered)
+        return lowered
+
+    for name in ("jax", "xla"):
+        monkeypatch.setattr(importlib.import_module(f"pure_backend.jax_bridge.runtimes.{name}"), "lower", lower)
 
 
 # ---------------------------------------------------------------------------------------------------- trees

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from jax.extend import core
-from oracle import agree, compiled, same
+from oracle import agree, compiled, on_lowering, same
 from torch import fx, nn
 from torch._higher_order_ops.associative_scan import associative_scan
 from torch._higher_order_ops.hints_wrap import hints_wrapper
@@ -663,17 +663,9 @@ def test_a_region_is_one_function(monkeypatch):
 
 def backward_text(f, *args):
     """The StableHLO of a compiled function's backward."""
-    from pure_backend.jax_bridge import executables
-
     lowered = []
-    original = executables.lower
-
-    def spy(jaxpr, *rest):
-        lowered.append(jaxpr)
-        return original(jaxpr, *rest)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(executables, "lower", spy)
+        on_lowering(patch, lambda jaxpr, _: lowered.append(jaxpr))
         compiled(f)(*args).sum().backward()
     jaxpr = lowered[-1]
     return jax.jit(core.jaxpr_as_fun(jaxpr)).lower(*(v.aval for v in jaxpr.jaxpr.invars)).as_text()

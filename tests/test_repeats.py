@@ -6,11 +6,11 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
-from oracle import agree, compiled
+from oracle import agree, compiled, on_lowering
 from torch import nn
 
 import pure_backend
-from pure_backend.jax_bridge import executables, lowerings
+from pure_backend.jax_bridge import lowerings
 
 CHOICES = ("auto", "scan", "off")
 
@@ -58,20 +58,15 @@ def tokens():
 def lowered(monkeypatch):
     """How often F.layer_norm is lowered, and the StableHLO of what is."""
     seen = {"layer_norm": 0, "texts": []}
-    layer_norm, lower = lowerings.normalization.layer_norm, executables.lower
+    layer_norm = lowerings.normalization.layer_norm
 
     def counted(*args, **kwargs):
         seen["layer_norm"] += 1
         return layer_norm(*args, **kwargs)
 
-    def spy(jaxpr, *args):
-        result = lower(jaxpr, *args)
-        seen["texts"].append(result.hlo.as_text())
-        return result
-
     for name in ("F.layer_norm", "layer_norm"):
         monkeypatch.setitem(lowerings.registry._LOWERINGS, name, counted)
-    monkeypatch.setattr(executables, "lower", spy)
+    on_lowering(monkeypatch, lambda _, found: seen["texts"].append(found.hlo.as_text()))
     pure_backend.clear_caches()
     return seen
 
@@ -169,14 +164,8 @@ def test_as_many_residuals_as_without():
 
 
 def test_scopes_are_those_of_each_layer(monkeypatch):
-    texts, lower = [], executables.lower
-
-    def spy(jaxpr, *args):
-        result = lower(jaxpr, *args)
-        texts.append(result.hlo.compile().as_text())
-        return result
-
-    monkeypatch.setattr(executables, "lower", spy)
+    texts = []
+    on_lowering(monkeypatch, lambda _, found: texts.append(found.hlo.compile().as_text()))
     pure_backend.clear_caches()
     step(compiled(seeded(Stack, 3)), *tokens())
     for text in texts:

@@ -6,11 +6,10 @@ import re
 import pytest
 import torch
 import torch.utils.checkpoint
-from oracle import agree, compiled
+from oracle import agree, compiled, on_lowering
 from torch import nn
 
 import pure_backend
-from pure_backend.jax_bridge import executables
 
 CAN_CAPTURE = hasattr(torch._dynamo.config, "capture_profiler_record_function")
 captures = pytest.mark.skipif(not CAN_CAPTURE, reason="this torch drops record_function from the graph")
@@ -19,14 +18,8 @@ captures = pytest.mark.skipif(not CAN_CAPTURE, reason="this torch drops record_f
 @pytest.fixture
 def lowered(monkeypatch) -> list[str]:
     """The HLO text of every program lowered in a test, with its metadata."""
-    texts, lower = [], executables.lower
-
-    def spy(jaxpr, *args):
-        result = lower(jaxpr, *args)
-        texts.append(result.hlo.compiler_ir("hlo").as_hlo_module().to_string())
-        return result
-
-    monkeypatch.setattr(executables, "lower", spy)
+    texts = []
+    on_lowering(monkeypatch, lambda _, found: texts.append(found.hlo.compiler_ir("hlo").as_hlo_module().to_string()))
     return texts
 
 
